@@ -1,0 +1,94 @@
+"""Command-line options of the run, derived from the knobs of :mod:`sluice.config`.
+
+Flag, range, help text and refusal of a knob stand in ``config.py`` only; a knob that is added
+there is an option here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from sluice.config import INT32_MAX, SEED_MAX, Config, Knob, knobs
+from sluice.errors import RequestError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_TYPES: dict[type, click.ParamType[Any]] = {
+    int: click.INT,
+    float: click.FLOAT,
+    str: click.STRING,
+}
+_METAVARS = {int: "N", float: "F"}
+_OPEN_ENDED = (INT32_MAX, SEED_MAX)  # limits of a type, not worth a word in the help
+
+
+def knob_options(command: Command) -> Command:
+    """Give ``command`` one option a knob, in declaration order, named as the field."""
+    defaults = {f.name: f.default for f in dataclasses.fields(Config)}
+    for name, knob in reversed(list(knobs().items())):
+        command = _option(name, knob, defaults[name])(command)
+    return command
+
+
+def config_of(model: str, values: Mapping[str, Any], spec_type: str | None = None) -> Config:
+    """The configuration that the options spell, not yet validated.
+
+    Args:
+        model: path of a gguf, or ``bundled``.
+        values: one value a knob, as click parsed it.
+        spec_type: llama.cpp's ``--spec-type``.
+
+    Raises:
+        RequestError: a ``--spec-type`` that Sluice has not, or that contradicts ``--mtp``.
+    """
+    config = Config(model=model, **{name: values[name] for name in knobs()})
+    if spec_type is None:
+        return config
+    if spec_type == "draft-mtp":
+        return config.replace(mtp=True)
+    if spec_type != "none":
+        raise RequestError(
+            f"--spec-type {spec_type}: Sluice drafts with the model's own head only;"
+            " use draft-mtp or none"
+        )
+    if config.mtp:
+        raise RequestError("--spec-type none: contradicts --mtp; drop one of them")
+    return config
+
+
+def _option(name: str, knob: Knob, default: Any) -> Callable[[Command], Command]:
+    kind = type(default)
+    if kind is bool:
+        return click.option(
+            name, knob.flag, *knob.aliases, is_flag=True, default=default, help=_help(knob, default)
+        )
+    return click.option(
+        name,
+        knob.flag,
+        *knob.aliases,
+        type=_TYPES[kind],
+        default=default,
+        metavar="|".join(knob.choices) or _METAVARS.get(kind),
+        help=_help(knob, default),
+    )
+
+
+def _help(knob: Knob, default: Any) -> str:
+    if isinstance(default, bool):
+        return f"{knob.help}  [default: {'on' if default else 'off'}]"
+    legal = _range(knob)
+    return f"{knob.help}  [{legal + '; ' if legal else ''}default: {default}]"
+
+
+def _range(knob: Knob) -> str:
+    if knob.low is None and knob.high is None:
+        return ""
+    if knob.high is None or knob.high in _OPEN_ENDED:
+        return f"{knob.low:g} or more"
+    if knob.low is None:
+        return f"{knob.high:g} or less"
+    return f"{knob.low:g} to {knob.high:g}"

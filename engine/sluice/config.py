@@ -1,0 +1,253 @@
+"""Every knob of a run, its range, and the rules between knobs.
+
+One frozen :class:`Config` describes a run completely. :func:`validate` is pure: it opens no
+model and touches no llama.cpp, so a wrong request is refused before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sluice.errors import RequestError
+
+FlashAttn = Literal["on", "off"]
+CatchUp = Literal["prefix", "batch"]
+Numerics = Literal["default"]
+
+DRAFT_MAX = 8
+THREADS_MAX = 512  # GGML_MAX_N_THREADS: ggml asserts above it
+SEED_MAX = 0xFFFFFFFE  # LLAMA_DEFAULT_SEED (0xFFFFFFFF) would mean "random"
+INT32_MAX = 0x7FFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """What the command line and the refusals know of one field.
+
+    Args:
+        flag: the command-line flag.
+        help: one line for ``--help``.
+        low, high: inclusive range of a number, ``None`` where open.
+        choices: the legal words of a text knob.
+        per_call: may be given to ``Session.generate`` as an override.
+        aliases: flags of llama.cpp that mean the same.
+    """
+
+    flag: str
+    help: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    per_call: bool = False
+    aliases: tuple[str, ...] = ()
+
+
+def _knob(default: Any, flag: str, help: str, **rest: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"knob": Knob(flag, help, **rest)})
+
+
+def _available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A run, completely described. Build one, then :func:`validate` it (``Session`` does).
+
+    ``model`` is a path to a gguf, or the word ``bundled``. The other fields carry their flag,
+    range and meaning in their :class:`Knob` (see :func:`knobs`), which is also what
+    ``sluice run --help`` prints.
+    """
+
+    model: str
+    n: int = _knob(
+        128, "-n", "Tokens to generate at most.", low=1, high=INT32_MAX, per_call=True,
+        aliases=("--predict", "--n-predict"),
+    )  # fmt: skip
+    threads: int = _knob(
+        0, "-t", "Compute threads; 0 takes every core this process may use.",
+        low=0, high=THREADS_MAX, aliases=("--threads",),
+    )  # fmt: skip
+    ctx: int = _knob(
+        4096, "-c", "Context length in tokens: prompt, generated and drafted together.",
+        low=16, high=INT32_MAX, aliases=("--ctx-size",),
+    )  # fmt: skip
+    ubatch: int = _knob(
+        512, "--ubatch", "Prompt tokens computed in one pass.",
+        low=1, high=65536, aliases=("--ubatch-size",),
+    )  # fmt: skip
+    flash_attn: FlashAttn = _knob(
+        "on", "--flash-attn", "Fused attention kernels.", choices=("on", "off")
+    )
+    temp: float = _knob(
+        0.0, "--temp", "Sampling temperature; 0 is greedy.", low=0.0, high=100.0, per_call=True
+    )
+    top_k: int = _knob(
+        40, "--top-k", "Sample among the K likeliest tokens; 0 is all of them.",
+        low=0, high=INT32_MAX, per_call=True,
+    )  # fmt: skip
+    top_p: float = _knob(
+        0.95, "--top-p", "Sample among the likeliest tokens that sum to P.",
+        low=0.0, high=1.0, per_call=True,
+    )  # fmt: skip
+    seed: int = _knob(42, "--seed", "Seed of the sampler.", low=0, high=SEED_MAX, per_call=True)
+    moe_stream: bool = _knob(
+        False, "--moe-stream", "Read only the routed experts from disk, layer by layer."
+    )
+    io_threads: int = _knob(
+        4, "--io-threads", "Lanes that read slices in parallel.", low=1, high=64
+    )
+    odirect: bool = _knob(
+        True, "--odirect/--no-odirect", "Bypass the page cache (O_DIRECT) for slice reads."
+    )
+    load_all: bool = _knob(
+        False, "--load-all", "Control: read every expert of a layer, not only the routed ones."
+    )
+    poison: bool = _knob(
+        False, "--poison", "Test mode: fill what was not routed with NaN before every layer."
+    )
+    mtp: bool = _knob(False, "--mtp", "Draft with the model's own multi-token-prediction head.")
+    draft: int = _knob(
+        3, "--draft", "Tokens drafted before each verify decode.",
+        low=1, high=DRAFT_MAX, per_call=True, aliases=("--spec-draft-n-max",),
+    )  # fmt: skip
+    draft_min: int = _knob(
+        0, "--draft-min", "A draft shorter than this is thrown away whole.",
+        low=0, high=DRAFT_MAX, per_call=True, aliases=("--spec-draft-n-min",),
+    )  # fmt: skip
+    mtp_p_min: float = _knob(
+        0.0, "--mtp-p-min", "Stop drafting when the head's top probability is below this.",
+        low=0.0, high=1.0, per_call=True, aliases=("--spec-draft-p-min",),
+    )  # fmt: skip
+    catch_up: CatchUp = _knob(
+        "prefix", "--catch-up",
+        "Control: what the head catches up on after a verify decode, the accepted prefix or"
+        " the whole batch.",
+        choices=("prefix", "batch"),
+    )  # fmt: skip
+    numerics: Numerics = _knob(
+        "default", "--numerics", "Numerics profile of the kernels.", choices=("default",)
+    )
+
+    def replace(self, **changes: Any) -> Config:
+        """A copy with ``changes``; an unknown name is a :class:`RequestError`."""
+        unknown = sorted(set(changes) - {f.name for f in dataclasses.fields(self)})
+        if unknown:
+            raise RequestError(
+                f"{unknown[0]}: no such setting; the settings are {', '.join(knobs())}"
+            )
+        return dataclasses.replace(self, **changes)
+
+    def resolved(self) -> Config:
+        """The same run with every automatic value made explicit."""
+        return self.replace(threads=self.threads or _available_cores())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values in declaration order, for evidence files."""
+        return dataclasses.asdict(self)
+
+    @property
+    def rollback_width(self) -> int:
+        """Positions a verify decode may have to roll back: the draft width, or 0."""
+        return self.draft if self.mtp else 0
+
+
+def knobs() -> dict[str, Knob]:
+    """Field name to :class:`Knob`, in declaration order (``model`` is not a knob)."""
+    return {f.name: f.metadata["knob"] for f in dataclasses.fields(Config) if "knob" in f.metadata}
+
+
+def validate(config: Config) -> Config:
+    """Return ``config`` if it can be run as far as that shows without a model.
+
+    Raises:
+        RequestError: names the flag, the value, the reason and what to change.
+    """
+    if not config.model or type(config.model) is not str:
+        raise RequestError("MODEL is empty: give the path of a gguf, or the word bundled")
+    for name, knob in knobs().items():
+        _check_value(getattr(config, name), _DEFAULTS[name], knob)
+    _check_rules(config)
+    return config
+
+
+def apply_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
+    """``config`` with per-call overrides, validated.
+
+    Raises:
+        RequestError: an override that is unknown, fixed at load, wider than what was loaded,
+            or that breaks a rule of :func:`validate`.
+    """
+    table = knobs()
+    for name in overrides:
+        if name in table and not table[name].per_call:
+            raise RequestError(
+                f"{name}={overrides[name]!r}: fixed when the session is opened;"
+                f" open another Session with {table[name].flag}"
+            )
+    changed = validate(config.replace(**overrides))
+    if changed.mtp and changed.draft > config.draft:
+        raise RequestError(
+            f"--draft {changed.draft}: the session was opened for drafts of {config.draft};"
+            f" open it with --draft {changed.draft}"
+        )
+    return changed
+
+
+def _check_value(value: Any, default: Any, knob: Knob) -> None:
+    flag = knob.flag.split("/")[0]
+    wants: type = type(default)
+    right = isinstance(value, bool) if wants is bool else not isinstance(value, bool)
+    if wants is float:
+        right = right and isinstance(value, (int, float))
+    elif wants is not bool:
+        right = right and isinstance(value, wants)
+    if not right:
+        raise RequestError(f"{flag} {value!r}: must be of type {wants.__name__}")
+    if knob.choices and value not in knob.choices:
+        raise RequestError(f"{flag} {value}: must be one of {', '.join(knob.choices)}")
+    if wants in (int, float):
+        if not math.isfinite(value):
+            raise RequestError(f"{flag} {value}: must be a finite number")
+        if knob.low is not None and value < knob.low:
+            raise RequestError(f"{flag} {value}: must be at least {knob.low:g}")
+        if knob.high is not None and value > knob.high:
+            raise RequestError(f"{flag} {value}: must be at most {knob.high:.10g}")
+
+
+def _check_rules(c: Config) -> None:
+    if c.mtp and c.temp > 0:
+        raise RequestError(
+            f"--mtp with --temp {c.temp:g}: a draft is accepted only where it equals the argmax,"
+            " so speculation needs greedy decoding; drop --mtp or set --temp 0"
+        )
+    if c.mtp and c.draft_min > c.draft:
+        raise RequestError(
+            f"--draft-min {c.draft_min}: above --draft {c.draft}, so every draft would be thrown"
+            f" away; set --draft-min to {c.draft} or less"
+        )
+    # llama.cpp aborts when n_ubatch < n_rs_seq + 2, after clamping the ubatch to the context.
+    width = min(c.ubatch, c.ctx)
+    if c.mtp and width < c.draft + 2:
+        raise RequestError(
+            f"--ubatch {width}: too narrow to verify --draft {c.draft} and roll it back;"
+            f" set --ubatch to {c.draft + 2} or more, or narrow --draft"
+        )
+    if not c.moe_stream:
+        for on, flag in ((c.load_all, "--load-all"), (c.poison, "--poison")):
+            if on:
+                raise RequestError(f"{flag}: only has a meaning when experts are streamed;"
+                                   " add --moe-stream")  # fmt: skip
+    if c.load_all and c.poison:
+        raise RequestError(
+            "--load-all with --poison: every expert is read, so nothing is left to poison;"
+            " drop one of them"
+        )
+
+
+_DEFAULTS = {f.name: f.default for f in dataclasses.fields(Config) if "knob" in f.metadata}

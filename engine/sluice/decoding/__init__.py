@@ -1,0 +1,1 @@
+"""Decoding: a session over one model, plain and speculative steps, greedy and sampled."""

@@ -1,0 +1,90 @@
+"""The loaded llama.cpp: its version, its log, and a check that its structs are as we read them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections import deque
+from pathlib import Path
+
+import llama_cpp
+from llama_cpp import llama_cpp as api
+
+from sluice.errors import SystemFault
+
+_LOG_ERROR = 3
+_LOG_CONT = 5
+_lines: deque[str] = deque(maxlen=8)
+_level = 0
+
+
+def _keep_errors(level: int, text: bytes, _data: ctypes.c_void_p) -> None:
+    # llama_cpp's own callback prints to stderr; ours keeps the last errors for our messages.
+    global _level
+    _level = _level if level == _LOG_CONT else level
+    if _level == _LOG_ERROR and text:
+        _lines.append(text.decode("utf-8", "replace").strip())
+
+
+_log_callback = api.llama_log_callback(_keep_errors)
+
+
+@functools.cache
+def start() -> None:
+    """Initialise llama.cpp once for this process.
+
+    Raises:
+        SystemFault: the build's ``ggml_tensor`` is not the struct that the streamer reads.
+    """
+    from sluice.llama import tensor
+
+    api.llama_log_set(_log_callback, ctypes.c_void_p(0))
+    api.llama_backend_init()
+    tensor.check_layout()
+
+
+def forget_errors() -> None:
+    """Drop what llama.cpp has said so far."""
+    _lines.clear()
+
+
+def last_error(default: str) -> str:
+    """llama.cpp's own last words since :func:`forget_errors`, on one line."""
+    spoken = [line for line in _lines if line]
+    if not spoken:
+        return default
+    # The loader says the reason first and then two lines that only say "failed to load".
+    for line in spoken:
+        for mark in ("error loading model: ", "error loading model hyperparameters: "):
+            if mark in line:
+                return line.split(mark, 1)[1]
+    return spoken[-1]
+
+
+def version() -> str:
+    """The version of llama-cpp-python."""
+    return str(llama_cpp.__version__)
+
+
+def system_info() -> str:
+    """ggml's own line on the instruction sets and features that it was built with."""
+    return str(api.llama_print_system_info().decode()).strip(" |")
+
+
+@functools.cache
+def folder() -> Path:
+    """The folder that holds the shared libraries of llama-cpp-python."""
+    return Path(llama_cpp.__file__).resolve().parent / "lib"
+
+
+@functools.cache
+def ggml_base() -> ctypes.CDLL:
+    """libggml-base, which llama_cpp has loaded but does not bind.
+
+    Raises:
+        SystemFault: this build has no such library.
+    """
+    for name in ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll"):
+        if (folder() / name).exists():
+            return ctypes.CDLL(str(folder() / name))
+    raise SystemFault(f"{folder()}: has no libggml-base; reinstall llama-cpp-python")

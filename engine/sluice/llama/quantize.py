@@ -1,0 +1,54 @@
+"""Make another quantisation of a gguf with ``llama_model_quantize``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from llama_cpp import llama_cpp as api
+
+from sluice.errors import ModelError, RequestError
+from sluice.llama import library
+
+_PREFIXES = ("LLAMA_FTYPE_MOSTLY_", "LLAMA_FTYPE_ALL_")
+
+
+def file_types() -> dict[str, int]:
+    """Names of the quantisations that this llama.cpp can write (``Q4_K_M``, …) to their number."""
+    return {
+        name.removeprefix(prefix): int(getattr(api, name))
+        for prefix in _PREFIXES
+        for name in dir(api)
+        if name.startswith(prefix)
+    }
+
+
+def quantize(master: Path, type_name: str, out: Path, *, threads: int = 1) -> Path:
+    """Write ``master`` requantised as ``type_name`` to ``out``, whole or not at all.
+
+    Raises:
+        RequestError: an unknown type name.
+        ModelError: llama.cpp could not do it, in its own words.
+    """
+    library.start()
+    table = file_types()
+    if type_name not in table:
+        raise RequestError(f"{type_name}: no such quantisation; there are {', '.join(table)}")
+    params = api.llama_model_quantize_default_params()
+    params.ftype = table[type_name]
+    params.nthread = threads
+    params.allow_requantize = True
+    out.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+    os.close(handle)
+    try:
+        library.forget_errors()
+        status = api.llama_model_quantize(str(master).encode(), temporary.encode(), params)
+        if status != 0:
+            said = library.last_error("no reason given")
+            raise ModelError(f"{master}: cannot be made {type_name}: {said}")
+        Path(temporary).replace(out)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return out

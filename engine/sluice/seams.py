@@ -1,0 +1,71 @@
+"""The places where a test may plant a fault: one small object, inert in every normal run.
+
+The reader, the eval hook and the decode loops call these methods at the points where engines
+of this kind have been seen to go wrong. The base class does nothing but pass values through;
+the gates' fault module overrides one method at a time and shows that a gate notices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Seams:
+    """Pass-through hooks; see the method names for where they sit."""
+
+    def slice_source(self, layer: int, part: str, expert: int, n_expert: int) -> int | None:
+        """Which expert's bytes to read in the place of ``expert``; ``None`` reads nothing."""
+        return expert
+
+    def slice_read(self, layer: int, part: str, expert: int, data: memoryview) -> None:
+        """Called with the slice's own bytes (writable) after they were read."""
+
+    def routing(self, selected: npt.NDArray[np.int32], flat: npt.NDArray[np.int32]) -> Any:
+        """Routed experts of one layer, int32[rows, top_k].
+
+        ``flat`` is what a reader that ignores the view's row stride would have gathered, same
+        shape. Returns the array that the streamer will use.
+        """
+        return selected
+
+    def accepted(self, n_accepted: int, n_drafted: int) -> int:
+        """How many drafts of a group the loop takes, given how many matched."""
+        return n_accepted
+
+    def rolls_back(self, n_rejected: int) -> bool:
+        """Whether the target's rejected tail is removed after a verify decode."""
+        return True
+
+    def catch_up_rows(self, n_prefix: int, n_batch: int) -> int:
+        """How many rows of the verify batch the head catches up on."""
+        return n_prefix
+
+    def drops_surplus(self) -> bool:
+        """Whether head cells beyond the accepted prefix are dropped after a wide catch-up."""
+        return True
+
+    def hidden_row(self, row: int) -> int:
+        """Which row of the target's hidden states seeds the next draft."""
+        return row
+
+    def logits_row(self, row: int, n_rows: int) -> int:
+        """Which row of a verify decode the next token is chosen from."""
+        return row
+
+
+class Drafter:
+    """A source of drafts that replaces the head's own, for gates.
+
+    The target verifies whatever comes: a drafter can change how much is accepted, never what
+    is generated (up to the numerics of the batch width).
+    """
+
+    def draft(self, confirmed: list[int], width: int, n_vocab: int) -> list[int]:
+        """At most ``width`` ids that continue ``confirmed`` (prompt and generated ids)."""
+        raise NotImplementedError
+
+
+NO_SEAMS = Seams()

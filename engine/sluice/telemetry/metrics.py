@@ -1,0 +1,64 @@
+"""Counters of one generation; times in seconds, sizes in bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class ReadCounter:
+    """Bytes that one kind of decode read from disk for its experts.
+
+    ``read_bytes`` is what the disk delivered (aligned windows), ``slice_bytes`` the experts'
+    own bytes among it, ``n_slices`` how many slices, ``stall_s`` the time compute waited.
+    """
+
+    read_bytes: int = 0
+    slice_bytes: int = 0
+    n_slices: int = 0
+    stall_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Metrics:
+    """What one generation cost.
+
+    ``prefill``, ``decode`` and ``head`` split the reads by who routed them: prompt passes of
+    the target, its decodes (plain or verify), and every pass of the MTP head.
+    """
+
+    load_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    draft_s: float = 0.0
+    catch_up_s: float = 0.0
+    n_prompt: int = 0
+    n_generated: int = 0
+    n_decodes: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+    prefill: ReadCounter = dataclasses.field(default_factory=ReadCounter)
+    decode: ReadCounter = dataclasses.field(default_factory=ReadCounter)
+    head: ReadCounter = dataclasses.field(default_factory=ReadCounter)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes read from disk for experts, over the whole generation."""
+        return self.prefill.read_bytes + self.decode.read_bytes + self.head.read_bytes
+
+    @property
+    def tok_s(self) -> float:
+        """Generated tokens a second of decode time alone (drafting left out)."""
+        return self.n_generated / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def effective_tok_s(self) -> float:
+        """Generated tokens a second with drafting and catch-up counted."""
+        total_s = self.decode_s + self.draft_s + self.catch_up_s
+        return self.n_generated / total_s if total_s > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for ``--json``."""
+        return dataclasses.asdict(self)

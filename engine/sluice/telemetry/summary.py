@@ -1,0 +1,100 @@
+"""The numbers of a generation in words: what ``sluice run`` prints when it is done."""
+
+from __future__ import annotations
+
+import math
+
+from sluice.config import Config
+from sluice.telemetry.metrics import Metrics
+
+MIB = 1024 * 1024
+
+
+def lines(metrics: Metrics, config: Config) -> list[str]:
+    """One line a subject: generation, prefill, load, streamed bytes and speculation.
+
+    Args:
+        metrics: of the finished generation.
+        config: of the same run; decides whether streaming and speculation are spoken of.
+
+    Returns:
+        Lines without line ends. Rates in tokens per second, times in seconds, sizes in MiB.
+    """
+    out = [
+        f"generation: {_tokens(metrics.n_generated)}"
+        + _rate(metrics.n_generated, metrics.decode_s)
+        + (f", {_decodes(metrics.n_decodes)}" if metrics.n_decodes else "")
+        + (", to the end of generation" if metrics.n_generated < config.n else ""),
+        f"prefill: {_tokens(metrics.n_prompt)}" + _rate(metrics.n_prompt, metrics.prefill_s),
+        f"load: {metrics.load_s:.2f} s",
+    ]
+    if config.moe_stream:
+        out.append(_streamed(metrics))
+    if config.mtp:
+        out += [_acceptance(metrics), _effective(metrics)]
+        if config.moe_stream:
+            out.append(_split(metrics))
+    return out
+
+
+def warnings(metrics: Metrics, config: Config) -> list[str]:
+    """What in these numbers the user should not overlook, one line each."""
+    if config.mtp and metrics.n_drafted and not metrics.n_accepted:
+        return [
+            f"0 of {metrics.n_drafted} drafts accepted (0%): speculation was pure overhead;"
+            " a badly quantised head is the usual cause, try another quantisation of the model"
+        ]
+    return []
+
+
+def _acceptance(m: Metrics) -> str:
+    share = f"{m.n_accepted / m.n_drafted:.1%}" if m.n_drafted else "nothing drafted"
+    head = f"mtp: {m.n_accepted}/{m.n_drafted} drafts accepted ({share})"
+    if not m.n_decodes:
+        return f"{head}, no verify decode"
+    # The prompt's pass gave the first token. Rounded down: it must read below 1 + --draft.
+    n_verified = max(m.n_generated - 1, 0)
+    per_decode = math.floor(100 * n_verified / m.n_decodes) / 100
+    return (
+        f"{head}, {per_decode:.2f} tokens per verify decode"
+        f" ({_decodes(m.n_decodes)} for {_tokens(n_verified)})"
+    )
+
+
+def _effective(m: Metrics) -> str:
+    return (
+        f"mtp: {m.effective_tok_s:.2f} tok/s effective, with drafting ({m.draft_s:.2f} s)"
+        f" and catch-up ({m.catch_up_s:.2f} s) counted"
+    )
+
+
+def _streamed(m: Metrics) -> str:
+    generated = m.decode.read_bytes + m.head.read_bytes
+    stall_s = m.decode.stall_s + m.head.stall_s
+    return (
+        f"streamed: {generated / MIB / max(m.n_generated, 1):.2f} MiB per token"
+        f" ({generated / MIB:.1f} MiB, waited {stall_s:.2f} s for it),"
+        f" and {m.prefill.read_bytes / MIB:.1f} MiB in the prefill"
+    )
+
+
+def _split(m: Metrics) -> str:
+    head, batch = m.head.read_bytes, m.decode.read_bytes
+    whole = max(head + batch, 1)
+    return (
+        f"mtp: {(head + batch) / MIB:.1f} MiB streamed:"
+        f" {head / MIB:.1f} MiB ({head / whole:.1%}) by the head,"
+        f" {batch / MIB:.1f} MiB ({batch / whole:.1%}) by the verify batch"
+    )
+
+
+def _rate(n: int, seconds: float) -> str:
+    return f", {n / seconds:.2f} tok/s" if seconds > 0 else ""
+
+
+def _tokens(n: int) -> str:
+    return f"{n} token" if n == 1 else f"{n} tokens"
+
+
+def _decodes(n: int) -> str:
+    return f"{n} decode" if n == 1 else f"{n} decodes"
