@@ -24,6 +24,8 @@ def model_path(model: str) -> Path:
         path = Path(model).expanduser()
         if path.is_dir():
             raise RequestError(f"{model}: is a folder; give the gguf file in it")
+        if path.exists() and not path.is_file():
+            raise RequestError(f"{model}: is not a regular file; give the path of a gguf")
         if not path.is_file():
             raise RequestError(
                 f"{model}: no such file; give the path of a gguf, or the word bundled"

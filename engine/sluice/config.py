@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sluice.errors import RequestError
 
-FlashAttn = Literal["on", "off"]
+FlashAttn = Literal["auto", "on", "off"]
 CatchUp = Literal["prefix", "batch"]
-Numerics = Literal["default"]
+Numerics = Literal["default", "decode-invariant", "invariant"]
 
 DRAFT_MAX = 8
 THREADS_MAX = 512  # GGML_MAX_N_THREADS: ggml asserts above it
@@ -82,7 +83,10 @@ class Config:
         low=1, high=65536, aliases=("--ubatch-size",),
     )  # fmt: skip
     flash_attn: FlashAttn = _knob(
-        "on", "--flash-attn", "Fused attention kernels.", choices=("on", "off")
+        "auto",
+        "--flash-attn",
+        "Fused attention kernels; auto is on, but off where --numerics is not default.",
+        choices=("auto", "on", "off"),
     )
     temp: float = _knob(
         0.0, "--temp", "Sampling temperature; 0 is greedy.", low=0.0, high=100.0, per_call=True
@@ -131,7 +135,11 @@ class Config:
         choices=("prefix", "batch"),
     )  # fmt: skip
     numerics: Numerics = _knob(
-        "default", "--numerics", "Numerics profile of the kernels.", choices=("default",)
+        "default",
+        "--numerics",
+        "Which bits may depend on how many rows are computed together: any (default), those of"
+        " the prompt (decode-invariant), none (invariant).",
+        choices=("default", "decode-invariant", "invariant"),
     )
 
     def replace(self, **changes: Any) -> Config:
@@ -145,7 +153,10 @@ class Config:
 
     def resolved(self) -> Config:
         """The same run with every automatic value made explicit."""
-        return self.replace(threads=self.threads or _available_cores())
+        flash_attn = self.flash_attn
+        if flash_attn == "auto":
+            flash_attn = "on" if self.numerics == "default" else "off"
+        return self.replace(threads=self.threads or _available_cores(), flash_attn=flash_attn)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values in declaration order, for evidence files."""
@@ -221,6 +232,11 @@ def _check_value(value: Any, default: Any, knob: Knob) -> None:
 
 
 def _check_rules(c: Config) -> None:
+    if c.numerics != "default" and c.flash_attn == "on":
+        raise RequestError(
+            f"--flash-attn on with --numerics {c.numerics}: its kernels depend on the number of"
+            " rows; use --flash-attn auto, or --numerics default"
+        )
     if c.mtp and c.temp > 0:
         raise RequestError(
             f"--mtp with --temp {c.temp:g}: a draft is accepted only where it equals the argmax,"
@@ -238,6 +254,9 @@ def _check_rules(c: Config) -> None:
             f"--ubatch {width}: too narrow to verify --draft {c.draft} and roll it back;"
             f" set --ubatch to {c.draft + 2} or more, or narrow --draft"
         )
+    if c.moe_stream and not sys.platform.startswith("linux"):
+        raise RequestError("--moe-stream: needs Linux (O_DIRECT, call slots); drop it to run"
+                           " resident")  # fmt: skip
     if not c.moe_stream:
         for on, flag in ((c.load_all, "--load-all"), (c.poison, "--poison")):
             if on:

@@ -25,7 +25,7 @@ _FILE = click.Path(path_type=Path)
     "quants",
     "--quants",
     metavar="Q,…|all",
-    help="Quantisations made from MODEL and gated beside it, e.g. Q8_0,Q4_K_M,MXFP4_MOE.",
+    help="Quantisations of the bundled model to run on, e.g. Q8_0,Q4_K_M,MXFP4_MOE.",
 )
 @click.option("strict", "--strict", is_flag=True, help="A gate with no recorded value fails.")
 @click.option("json_file", "--json", metavar="FILE", type=_FILE, help="Write the verdicts to FILE.")
@@ -76,6 +76,10 @@ def gate(
     started_s = time.monotonic()
     if workers < 1:
         raise RequestError(f"--workers {workers}: must be at least 1")
+    if quants is not None and model != BUNDLED:
+        raise RequestError(
+            f"--quants {quants}: only the bundled model is quantised anew; drop it, or MODEL"
+        )
     if model != BUNDLED:
         model = str(model_path(model).absolute())
     else:
@@ -103,6 +107,8 @@ def gate(
     from sluice.cli.table import print_table  # rich: not before it is needed
 
     print_table(report)
+    for text in report.tables:
+        click.echo(f"{text}\n")
     if json_file is not None:
         write_whole(json_file, report.raw)
     code = report.exit_of(strict)

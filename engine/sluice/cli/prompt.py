@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -34,11 +35,7 @@ def read_prompt(text: str | None, file: str | None) -> str:
     """
     check_source(text, file)
     if text is not None:
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as err:
-            raise RequestError(f"-p: not UTF-8 at character {err.start}") from None
-        return text
+        return _argument(text)
     assert file is not None
     try:
         return _bytes(file).decode("utf-8")
@@ -46,6 +43,17 @@ def read_prompt(text: str | None, file: str | None) -> str:
         raise RequestError(
             f"-f {file}: not UTF-8 at byte {err.start}; convert the file to UTF-8"
         ) from None
+
+
+def _argument(text: str) -> str:
+    """``text`` as the shell gave it, also where the locale could not say what its bytes mean."""
+    try:
+        if any("\udc80" <= c <= "\udcff" for c in text):
+            text = os.fsencode(text).decode("utf-8")
+        text.encode("utf-8")
+    except UnicodeError:
+        raise RequestError("-p: not UTF-8; give the prompt in UTF-8, or in a file (-f)") from None
+    return text
 
 
 def _bytes(file: str) -> bytes:

@@ -103,6 +103,8 @@ def _generate(
                     if token.text and not as_json:
                         started = True
                         output.write(token.text)
+                if generation.tail and not as_json:
+                    output.write(generation.tail)
             except SluiceError:
                 if started:
                     output.write("\n")

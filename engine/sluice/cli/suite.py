@@ -6,6 +6,8 @@ and so that no setting of the caller's own pytest reaches the gates.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib.util
 import os
 import signal
@@ -20,11 +22,12 @@ from sluice.cli.verdicts import Report
 from sluice.errors import RequestError, SystemFault
 
 PACKAGE = "sluice_gates"
-PLUGINS = ("xdist", "pytest_datadir", "pytest_regressions", f"{PACKAGE}.plugin")
+PLUGINS = ("xdist", "pytest_datadir.plugin", "pytest_regressions.plugin", f"{PACKAGE}.plugin")
 NOTHING_COLLECTED = 5
 USAGE_ERROR = 4
 _DROPPED = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_CURRENT_TEST")
 _GRACE_S = 10.0
+_POSIX = os.name == "posix"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +54,16 @@ class Suite:
     expression: str | None = None
     workers: int = 1
 
-    def arguments(self, folder: Path) -> list[str]:
-        """Arguments of pytest; ``folder`` holds its empty settings and takes the report."""
-        out = ["--pyargs", PACKAGE, "-c", str(folder / "pytest.ini"), "--rootdir", str(folder)]
+    def arguments(self, folder: Path, package: Path) -> list[str]:
+        """Arguments of pytest.
+
+        Args:
+            folder: holds pytest's empty settings and takes the report.
+            package: where the gates are; no conftest.py above it is read.
+        """
+        out = ["--pyargs", PACKAGE, "-c", str(folder / "pytest.ini"), "--import-mode=importlib"]
+        # The names of tests are relative to the root: the same in every run, on every machine.
+        out += [f"--rootdir={package.parent}", f"--confcutdir={package}"]
         out += ["-v", "--tb=short", "--no-header", "--color=no", "--disable-warnings"]
         out += ["-p", "no:cacheprovider"]
         for plugin in PLUGINS:
@@ -82,8 +92,7 @@ class Suite:
             RequestError: ``-k`` selects nothing, or the gates refuse an option's value.
             SystemFault: the gates are not installed, or died without a report.
         """
-        if importlib.util.find_spec(PACKAGE) is None:
-            raise SystemFault(f"the package {PACKAGE} is not installed; reinstall sluicegate")
+        package = _package()
         with tempfile.TemporaryDirectory(prefix="sluice-gate-") as name:
             folder = Path(name)
             (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
@@ -93,7 +102,7 @@ class Suite:
                 printed.append(text)
                 line(text)
 
-            code = _run_child(self.arguments(folder), keep)
+            code = _run_child(self.arguments(folder, package), keep)
             return self._report(code, report_file(folder), printed)
 
     def _report(self, code: int, file: Path, printed: list[str]) -> Report:
@@ -108,16 +117,23 @@ class Suite:
         report = Report.parse(file.read_text(encoding="utf-8"))
         if not report.verdicts:
             raise SystemFault(f"the gates came to no verdict: {_reason(printed)}")
-        if code not in (0, 1):
+        if code not in (0, 1, report.exit_code):
             raise SystemFault(f"the gates broke off (pytest's code {code}): {_reason(printed)}")
         if code and not report.exit_code:
-            report = Report(report.verdicts, report.fingerprint, code, report.raw)
+            report = dataclasses.replace(report, exit_code=code)
         return report
 
 
 def report_file(folder: Path) -> Path:
     """Where the plugin is told to write its report."""
     return folder / "report.json"
+
+
+def _package() -> Path:
+    spec = importlib.util.find_spec(PACKAGE)  # finds, does not import
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemFault(f"the package {PACKAGE} is not installed; reinstall sluicegate")
+    return Path(spec.submodule_search_locations[0])
 
 
 def _run_child(arguments: list[str], line: Callable[[str], None]) -> int:
@@ -135,6 +151,7 @@ def _run_child(arguments: list[str], line: Callable[[str], None]) -> int:
         env=environment,
         encoding="utf-8",
         errors="replace",
+        process_group=0 if _POSIX else None,  # a terminal's Ctrl-C reaches it once, from here
     ) as child:
         try:
             assert child.stdout is not None
@@ -147,10 +164,14 @@ def _run_child(arguments: list[str], line: Callable[[str], None]) -> int:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    child.send_signal(signal.SIGINT)
-    try:
-        child.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
+    """End the gates with their workers: in order if that takes no longer than the grace."""
+    if _POSIX:
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            child.send_signal(signal.SIGINT)
+            child.wait(_GRACE_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    else:
         child.kill()
 
 

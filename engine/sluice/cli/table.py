@@ -17,9 +17,11 @@ def print_table(report: Report, console: Console | None = None) -> None:
     """Print one row a verdict to stdout; off a terminal, wide enough for a log."""
     console = console or _console()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("gate", "model", "level", "verdict"):
+    for heading in ("gate", "model"):
+        table.add_column(heading, overflow="fold", min_width=12)
+    for heading in ("level", "verdict"):
         table.add_column(heading, no_wrap=True)
-    table.add_column("evidence", overflow="fold")
+    table.add_column("evidence", overflow="fold", min_width=20)
     for v in report.verdicts:
         table.add_row(
             v.gate,

@@ -37,12 +37,14 @@ class Verdict:
 class Report:
     """Every verdict of a run of the gates.
 
-    ``exit_code`` is what the plugin itself made of the run; ``raw`` the file as it was read.
+    ``exit_code`` is what the plugin itself made of the run; ``tables`` the texts that gates want
+    printed below the verdicts; ``raw`` the file as it was read.
     """
 
     verdicts: tuple[Verdict, ...]
     fingerprint: Mapping[str, Any]
     exit_code: int
+    tables: tuple[str, ...]
     raw: str
 
     @classmethod
@@ -73,6 +75,7 @@ class Report:
                 ),
                 fingerprint=raw.get("fingerprint") or {},
                 exit_code=int(raw.get("exit", 0)),
+                tables=tuple(str(t) for t in raw.get("tables", ())),
                 raw=text,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as err:
@@ -88,17 +91,19 @@ class Report:
         """The exit code of the command.
 
         Returns:
-            1 where a gate failed (``strict``: or had no record to judge by), else 3 where one
-            could not run or none was applicable, else 0. A verdict of an unknown word is a
-            failure.
+            What the plugin made of the run, unless that is 0: then 1 where a gate failed
+            (``strict``: or had no record to judge by), 3 where one could not run or none was
+            applicable, else 0. A verdict of an unknown word is a failure.
         """
+        if self.exit_code:
+            return self.exit_code
         if any(v.verdict not in ORDER or v.verdict == FAIL for v in self.verdicts):
             return GateFailure.exit_code
         if strict and self.count(NOT_RECORDED):
             return GateFailure.exit_code
         if self.count(ERROR) or self.count(NOT_APPLICABLE) == len(self.verdicts):
             return SystemFault.exit_code
-        return self.exit_code
+        return 0
 
     def closing(self, exit_code: int, wall_s: float) -> str:
         """The last line of the command: one word, the counts, and the wall time in seconds."""

@@ -21,7 +21,8 @@ class Token:
     """A generated token.
 
     ``text`` is what became certain with it: whole characters only, so it is empty while a
-    character spans into the next token. The texts of a run join to its whole text.
+    character spans into the next token. The texts of a run and :attr:`Generation.tail` join to
+    its whole text.
     """
 
     id: int
@@ -52,6 +53,8 @@ class Generation:
         self.prompt_ids = prompt_ids
         self.ids: list[int] = []
         self.stop: Stop | None = None
+        self.tail = ""
+        """U+FFFD where an end of generation cut a character short, else empty."""
         self._model = model
         self._fingerprint = fingerprint
         self._record = record
@@ -113,6 +116,7 @@ class Generation:
             if self._model.is_eog(step.id):
                 sha256 = row_sha256(step.logits) if self._record else None
                 self.stop = Stop("eog", step.id, sha256)
+                self.tail = decoder.decode(b"", final=True)
                 return
             if self._record:
                 self._hashes.append(row_sha256(step.logits))

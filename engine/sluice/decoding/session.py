@@ -15,14 +15,16 @@ import numpy as np
 from sluice.bundled import model_path
 from sluice.config import Config, apply_overrides, validate
 from sluice.decoding.fingerprint import fingerprint
+from sluice.decoding.footprint import check_footprint
 from sluice.decoding.generation import Generation, Token
 from sluice.decoding.head import Head
+from sluice.decoding.numerics import Numerics
 from sluice.decoding.plain import plain_steps
 from sluice.decoding.speculative import Propose, speculative_steps
 from sluice.decoding.step import Step, greedy
 from sluice.errors import RequestError
 from sluice.gguf.header import Header, read_header
-from sluice.llama.context import Context, ContextShape
+from sluice.llama.context import Context, ContextShape, Guard
 from sluice.llama.model import Model
 from sluice.llama.sampler import Sampler
 from sluice.seams import NO_SEAMS, Drafter, Seams
@@ -138,6 +140,9 @@ class Session:
         config = self.config
         header = read_header(path)
         layout = _check_against_header(config, header)
+        check_footprint(config, header)
+        self._numerics = Numerics(config.numerics, header)
+        self._closing.callback(self._numerics.close)
         self.fingerprint = fingerprint(header, config.numerics)
         self._model = Model(
             path,
@@ -201,6 +206,11 @@ class Session:
         self._closing.callback(context.close)
         return context
 
+    def _guard(self, guard: Guard) -> None:
+        self._target.guard = guard
+        if self._head is not None:
+            self._head.context.guard = guard
+
     def _check_prompt(self, ids: list[int], config: Config) -> None:
         if not ids:
             raise RequestError("the prompt is empty: give at least one token (-p or -f)")
@@ -237,9 +247,10 @@ class Session:
     def _prefill(self, ids: list[int], metrics: Metrics) -> int:
         """Compute the prompt in passes of at most ``--ubatch``; the batch row of its logits."""
         began = time.perf_counter()
+        self._guard(self._numerics.prefilling)
         if self._streamer is not None:
             self._streamer.target_counter = metrics.prefill
-            self._streamer.head_counter = metrics.head
+            self._streamer.head_counter = metrics.prefill
         width = self._target.shape.rows_max
         n_rows = 0
         for start in range(0, len(ids), width):
@@ -253,8 +264,10 @@ class Session:
                 self._head.follow(piece, start, hidden)
             self._progress("prefill", start + n_rows, len(ids))
         metrics.prefill_s = time.perf_counter() - began
+        self._guard(self._numerics.decoding)
         if self._streamer is not None:
             self._streamer.target_counter = metrics.decode
+            self._streamer.head_counter = metrics.head
         return n_rows - 1
 
     def _plain(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,9 @@ from sluice.llama.model import Model
 
 EvalHook = Callable[[int, bool], bool]
 """Called with a node's address and whether llama.cpp asks (True) or has computed it (False)."""
+
+Guard = Callable[[], AbstractContextManager[None]]
+"""Entered around every ``llama_decode``: a numerics profile switches kernels there."""
 
 F32 = npt.NDArray[np.float32]
 _ABORTED = 2
@@ -55,6 +59,7 @@ class Context:
         self._handle = 0
         self._raised: BaseException | None = None
         self._hook = hook
+        self.guard: Guard = nullcontext
         # The callback object must outlive the context: llama.cpp keeps its address.
         self._callback = api.ggml_backend_sched_eval_callback(self._evaluate) if hook else None
         params = api.llama_context_default_params()
@@ -177,7 +182,8 @@ class Context:
             )
         library.forget_errors()
         batch = self._batch.fill(tokens, position, outputs=outputs, hidden=hidden)
-        status = int(api.llama_decode(self._handle, batch))
+        with self.guard():
+            status = int(api.llama_decode(self._handle, batch))
         if self._raised is not None:
             raised, self._raised = self._raised, None
             raise raised

@@ -78,13 +78,31 @@ def folder() -> Path:
 
 
 @functools.cache
+def loaded(name: str) -> Path | None:
+    """The file that this process has mapped for library ``name`` (``libggml-cpu``).
+
+    A wheel holds the same library under several names, as copies: opening another of them
+    would load a second instance with tables of its own. ``None`` where that cannot be told.
+    """
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return None
+    for line in maps.read_text(encoding="utf-8").splitlines():
+        path = Path(line.split(maxsplit=5)[-1])
+        if path.name.startswith(f"{name}.so") and path.parent == folder():
+            return path
+    return None
+
+
+@functools.cache
 def ggml_base() -> ctypes.CDLL:
     """libggml-base, which llama_cpp has loaded but does not bind.
 
     Raises:
         SystemFault: this build has no such library.
     """
-    for name in ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll"):
-        if (folder() / name).exists():
-            return ctypes.CDLL(str(folder() / name))
+    names = ("libggml-base.so", "libggml-base.dylib", "ggml-base.dll")
+    for path in (loaded("libggml-base"), *(folder() / name for name in names)):
+        if path is not None and path.exists():
+            return ctypes.CDLL(str(path))
     raise SystemFault(f"{folder()}: has no libggml-base; reinstall llama-cpp-python")

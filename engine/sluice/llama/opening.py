@@ -54,7 +54,10 @@ def by_header_only() -> Iterator[bool]:
         Whether that holds; False where the build has no such slots, and the load then reads
         the whole file.
     """
-    libllama = library.folder() / "libllama.so"
+    libllama = library.loaded("libllama")
+    if libllama is None:
+        yield False
+        return
     targets = {"mmap": _lazily, "posix_madvise": _nothing}
     found = {symbol: slots.find_slot(libllama, symbol) for symbol in targets}
     # mmap64 is the name that a 32-bit or large-file build imports.

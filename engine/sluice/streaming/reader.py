@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.errors import ReadFault, RequestError, SystemFault
+from sluice.errors import ReadFault, SystemFault
 
 ALIGNMENT = 4096
 """File offsets, lengths and addresses of an O_DIRECT read are multiples of this."""
@@ -49,17 +49,12 @@ class SliceReader:
         warn: receives one-line warnings.
 
     Raises:
-        RequestError: this platform cannot stream.
         SystemFault: the file cannot be opened.
     """
 
     def __init__(
         self, path: Path, *, lanes: int, direct: bool, warn: Callable[[str], None]
     ) -> None:
-        if not hasattr(os, "preadv"):
-            raise RequestError(
-                "--moe-stream: needs Linux (preadv, call slots); drop it to run resident"
-            )
         self.path = path
         self._warn = warn
         self._buffered = self._open(0)

@@ -25,8 +25,9 @@ class ReadCounter:
 class Metrics:
     """What one generation cost.
 
-    ``prefill``, ``decode`` and ``head`` split the reads by who routed them: prompt passes of
-    the target, its decodes (plain or verify), and every pass of the MTP head.
+    ``prefill``, ``decode`` and ``head`` split the reads by who routed them: the prompt passes
+    (the head's included), the target's decodes (plain or verify), and the head's drafts and
+    catch-ups.
     """
 
     load_s: float = 0.0

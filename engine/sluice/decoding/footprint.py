@@ -1,0 +1,56 @@
+"""How much memory a context takes at the least, so that one that cannot fit is refused.
+
+llama.cpp clears its attention cache when it makes it. One larger than the memory would not
+fail there: the kernel would end the process.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sluice.config import Config
+from sluice.errors import RequestError
+from sluice.gguf.header import Header
+
+_F16_BYTES = 2
+_MEMINFO = Path("/proc/meminfo")
+
+
+def cache_bytes(header: Header, ctx: int, *, with_head: bool) -> int:
+    """A lower bound of the attention cache in bytes: F16 keys and values of ``ctx`` positions.
+
+    Counts the layers whose key and value projections stand in the file as such; layouts that
+    fuse or compress them count as nothing.
+    """
+    width = 0
+    for layer in range(header.number("block_count") - (0 if with_head else header.n_nextn)):
+        for part in ("attn_k", "attn_v"):
+            info = header.tensors.get(f"blk.{layer}.{part}.weight")
+            if info is not None and len(info.shape) == 2:
+                width += info.shape[1]
+    return width * _F16_BYTES * ctx
+
+
+def available_bytes() -> int | None:
+    """Memory that can be taken without swapping; ``None`` where the system does not say."""
+    if not _MEMINFO.exists():
+        return None
+    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return None
+
+
+def check_footprint(config: Config, header: Header) -> None:
+    """Refuse a context whose attention cache cannot fit into memory.
+
+    Raises:
+        RequestError: names ``-c``, what it needs and what there is.
+    """
+    needed, free = cache_bytes(header, config.ctx, with_head=config.mtp), available_bytes()
+    if free is not None and needed > free:
+        fits = config.ctx * free // needed // 2
+        raise RequestError(
+            f"-c {config.ctx}: its attention cache needs {needed / 2**30:.1f} GiB, and"
+            f" {free / 2**30:.1f} GiB of memory are available; set -c to {fits} or less"
+        )

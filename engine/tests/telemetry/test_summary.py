@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from sluice.config import Config
+from sluice.telemetry.metrics import Metrics, ReadCounter
+from sluice.telemetry.summary import MIB, lines, warnings
+
+PLAIN = Config(model="m", n=128)
+MTP = Config(model="m", n=133, mtp=True)
+
+SPECULATED = Metrics(
+    load_s=0.5,
+    prefill_s=0.1,
+    decode_s=10.0,
+    draft_s=2.5,
+    catch_up_s=0.8,
+    n_prompt=20,
+    n_generated=133,
+    n_decodes=57,
+    n_drafted=63,
+    n_accepted=41,
+    prefill=ReadCounter(read_bytes=100 * MIB),
+    decode=ReadCounter(read_bytes=300 * MIB, stall_s=1.0),
+    head=ReadCounter(read_bytes=99 * MIB, stall_s=0.25),
+)
+
+
+def test_plain() -> None:
+    metrics = Metrics(
+        load_s=1.234, prefill_s=0.5, decode_s=4.0, n_prompt=50, n_generated=128, n_decodes=127
+    )
+    assert lines(metrics, PLAIN) == [
+        "generation: 128 tokens, 32.00 tok/s, 127 decodes",
+        "prefill: 50 tokens, 100.00 tok/s",
+        "load: 1.23 s",
+    ]
+
+
+def test_the_line_of_the_specification() -> None:
+    # The first of the 133 tokens came with the prompt; 57 decodes gave the other 132.
+    assert lines(SPECULATED, MTP)[3] == (
+        "mtp: 41/63 drafts accepted (65.1%), 2.31 tokens per verify decode"
+        " (57 decodes for 132 tokens)"
+    )
+
+
+def test_the_effective_rate_counts_drafting_and_catch_up() -> None:
+    assert lines(SPECULATED, MTP)[0] == "generation: 133 tokens, 13.30 tok/s, 57 decodes"
+    assert lines(SPECULATED, MTP)[4] == (
+        "mtp: 10.00 tok/s effective, with drafting (2.50 s) and catch-up (0.80 s) counted"
+    )
+
+
+def test_streamed() -> None:
+    streamed = MTP.replace(moe_stream=True)
+    assert lines(SPECULATED, streamed)[3] == (
+        "streamed: 3.00 MiB per token (399.0 MiB, waited 1.25 s for it),"
+        " and 100.0 MiB in the prefill"
+    )
+    assert lines(SPECULATED, streamed)[-1] == (
+        "mtp: 399.0 MiB streamed: 99.0 MiB (24.8%) by the head,"
+        " 300.0 MiB (75.2%) by the verify batch"
+    )
+    assert len(lines(SPECULATED, streamed)) == 7
+    assert len(lines(SPECULATED, MTP)) == 5
+    assert len(lines(SPECULATED, PLAIN.replace(moe_stream=True))) == 4
+
+
+def test_tokens_per_decode_never_reads_as_one_more_than_the_draft() -> None:
+    metrics = Metrics(n_generated=3996, n_decodes=999, n_drafted=2997, n_accepted=2996)
+    assert "3.99 tokens per verify decode" in lines(metrics, MTP)[3]
+
+
+def test_nothing_generated_nothing_drafted() -> None:
+    assert lines(Metrics(n_prompt=1, n_generated=1, n_decodes=1), MTP)[:2] == [
+        "generation: 1 token, 1 decode, to the end of generation",
+        "prefill: 1 token",
+    ]
+    assert lines(Metrics(n_generated=1), MTP)[3] == (
+        "mtp: 0/0 drafts accepted (nothing drafted), no verify decode"
+    )
+    assert lines(Metrics(), MTP.replace(moe_stream=True))[-1].startswith("mtp: 0.0 MiB streamed")
+
+
+def test_warnings() -> None:
+    idle = Metrics(n_drafted=63, n_generated=64, n_decodes=63)
+    (warning,) = warnings(idle, MTP)
+    assert warning.startswith("0 of 63 drafts accepted (0%)")
+    assert "badly quantised head" in warning
+    assert warnings(SPECULATED, MTP) == []
+    assert warnings(Metrics(), MTP) == []
+    assert warnings(idle, PLAIN) == []
