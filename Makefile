@@ -7,6 +7,7 @@ PYTHON      ?= python3
 WORKERS     = auto
 DIST        = loadgroup
 PYTEST_ARGS =
+BENCH_ARGS  =
 
 ifeq ($(NATIVE),1)
 VENV    := .venv-native
@@ -24,13 +25,16 @@ BROKEN := $(shell test -x $(RUN) || echo .broken)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: gate test lint format clean help .broken
+.PHONY: gate test bench lint format clean help .broken
 
 gate: $(STAMP)  ## run every gate on the bundled model and print the verdict table
 	@$(VENV)/bin/sluice gate bundled
 
 test: lint  ## lint, then the whole suite: unit tests and gates
 	@$(RUN) -m pytest -n $(WORKERS) --dist $(DIST) $(PYTEST_ARGS)
+
+bench: $(STAMP)  ## what the numerics profiles cost, on a machine that does nothing else
+	@$(RUN) bench/numerics.py $(BENCH_ARGS)
 
 lint: $(STAMP)  ## ruff (rules and format) and mypy --strict
 	@$(RUN) -m ruff check .
@@ -54,6 +58,7 @@ help:  ## this text
 	@echo "  PYTHON=...        the Python to make the environment with, 3.11 or newer (python3)"
 	@echo "  WORKERS=N         test processes (auto: one a core)"
 	@echo "  DIST=...          how pytest-xdist hands out tests (loadgroup)"
+	@echo "  BENCH_ARGS=...    more for the benchmark, as in BENCH_ARGS='--rounds 5 -t 1'"
 	@echo "  PYTEST_ARGS=...   more for pytest, as in PYTEST_ARGS='engine/tests -k config'"
 
 # The wheel goes in first, so that pip finds the pinned version there and builds nothing itself.

@@ -53,7 +53,11 @@ def _knob(default: Any, flag: str, help: str, **rest: Any) -> Any:
 
 
 def _available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        found = len(os.sched_getaffinity(0))
+    else:
+        found = os.cpu_count() or 1
+    return min(found, THREADS_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +183,9 @@ def validate(config: Config) -> Config:
     Raises:
         RequestError: names the flag, the value, the reason and what to change.
     """
-    if not config.model or type(config.model) is not str:
+    if not isinstance(config.model, str):
+        raise RequestError(f"MODEL {config.model!r}: must be of type str")
+    if not config.model:
         raise RequestError("MODEL is empty: give the path of a gguf, or the word bundled")
     for name, knob in knobs().items():
         _check_value(getattr(config, name), _DEFAULTS[name], knob)
@@ -196,10 +202,11 @@ def apply_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
     """
     table = knobs()
     for name in overrides:
-        if name in table and not table[name].per_call:
+        if name == "model" or (name in table and not table[name].per_call):
+            flag = table[name].flag if name in table else "that model"
             raise RequestError(
                 f"{name}={overrides[name]!r}: fixed when the session is opened;"
-                f" open another Session with {table[name].flag}"
+                f" open another Session with {flag}"
             )
     changed = validate(config.replace(**overrides))
     if changed.mtp and changed.draft > config.draft:
@@ -223,7 +230,7 @@ def _check_value(value: Any, default: Any, knob: Knob) -> None:
     if knob.choices and value not in knob.choices:
         raise RequestError(f"{flag} {value}: must be one of {', '.join(knob.choices)}")
     if wants in (int, float):
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise RequestError(f"{flag} {value}: must be a finite number")
         if knob.low is not None and value < knob.low:
             raise RequestError(f"{flag} {value}: must be at least {knob.low:g}")

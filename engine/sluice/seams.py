@@ -7,14 +7,44 @@ the gates' fault module overrides one method at a time and shows that a gate not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 
+class Nodes:
+    """Sees every graph node of every decode; this base class looks at none.
+
+    Addresses are those of :mod:`sluice.llama.tensor`. A node that is wanted is computed by
+    itself, and may be read or overwritten before anything uses it.
+    """
+
+    def begins(
+        self,
+        is_head: bool,
+        tokens: Sequence[int],
+        position: int,
+        outputs: str,
+        hidden: npt.NDArray[np.float32] | None,
+    ) -> None:
+        """A decode of ``tokens`` at ``position`` onward is about to start (see ``Batch.fill``)."""
+
+    def wants(self, is_head: bool, address: int) -> bool:
+        """Whether :meth:`computed` is to be called for the node."""
+        return False
+
+    def computed(self, is_head: bool, address: int) -> None:
+        """The node's values are there, and its routed experts where it is the router's."""
+
+
 class Seams:
     """Pass-through hooks; see the method names for where they sit."""
+
+    def nodes(self) -> Nodes | None:
+        """What looks at the graph's nodes, or writes into them; asked for once a session."""
+        return None
 
     def slice_source(self, layer: int, part: str, expert: int, n_expert: int) -> int | None:
         """Which expert's bytes to read in the place of ``expert``; ``None`` reads nothing."""

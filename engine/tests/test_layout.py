@@ -41,7 +41,8 @@ ALLOWED = {
     "targets": SHARED | BELOW_TARGETS,
     "triage": SHARED | BELOW_TARGETS | {"targets"},
     "sweep": SHARED | BELOW_TARGETS | {"targets"},
-    "cli": SHARED | BELOW_TARGETS | {"targets", "triage", "sweep"},
+    "doctor": SHARED | BELOW_TARGETS,
+    "cli": SHARED | BELOW_TARGETS | {"targets", "triage", "sweep", "doctor"},
 }
 GATES_MAY = {"targets", "triage", "config", "errors", "telemetry", "bundled"}
 

@@ -9,9 +9,12 @@ from typing import NoReturn
 import click
 
 from sluice import __version__
+from sluice.cli.doctor import doctor
 from sluice.cli.faults import guarded
 from sluice.cli.gate import gate
+from sluice.cli.goldens import compare_goldens
 from sluice.cli.run import run
+from sluice.cli.triage import triage
 
 
 @click.group(
@@ -26,6 +29,9 @@ def cli() -> None:
 
 cli.add_command(run)
 cli.add_command(gate)
+cli.add_command(doctor)
+cli.add_command(triage)
+cli.add_command(compare_goldens)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -13,6 +13,9 @@ from sluice.errors import RequestError
 from sluice.gguf.header import Header
 
 _F16_BYTES = 2
+# llama.cpp's scheduler asks for 60 tensor structs a graph node in one piece, and a hybrid
+# model's graph has 40 nodes a row (and some); where that is refused, an assertion ends the process.
+_SCHEDULER_BYTES = 41 * 60 * 336
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -33,20 +36,23 @@ def cache_bytes(header: Header, ctx: int, *, with_head: bool) -> int:
 
 def available_bytes() -> int | None:
     """Memory that can be taken without swapping; ``None`` where the system does not say."""
-    if not _MEMINFO.exists():
-        return None
-    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return None
+    return _meminfo_bytes("MemAvailable")
 
 
 def check_footprint(config: Config, header: Header) -> None:
-    """Refuse a context whose attention cache cannot fit into memory.
+    """Refuse a context whose attention cache, or whose scheduler, cannot fit into memory.
 
     Raises:
-        RequestError: names ``-c``, what it needs and what there is.
+        RequestError: names ``-c`` or ``--ubatch``, what it needs and what there is.
     """
+    width, total = min(config.ubatch, config.ctx), _meminfo_bytes("MemTotal")
+    if total is not None and width * _SCHEDULER_BYTES > total:
+        raise RequestError(
+            f"--ubatch {width}: llama.cpp's scheduler asks for"
+            f" {width * _SCHEDULER_BYTES / 2**30:.1f} GiB at once for it, and there are"
+            f" {total / 2**30:.1f} GiB of memory; set --ubatch to {total // _SCHEDULER_BYTES} or"
+            " less"
+        )
     needed, free = cache_bytes(header, config.ctx, with_head=config.mtp), available_bytes()
     if free is not None and needed > free:
         fits = config.ctx * free // needed // 2
@@ -54,3 +60,12 @@ def check_footprint(config: Config, header: Header) -> None:
             f"-c {config.ctx}: its attention cache needs {needed / 2**30:.1f} GiB, and"
             f" {free / 2**30:.1f} GiB of memory are available; set -c to {fits} or less"
         )
+
+
+def _meminfo_bytes(key: str) -> int | None:
+    if not _MEMINFO.exists():
+        return None
+    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) << 10
+    return None

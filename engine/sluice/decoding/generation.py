@@ -59,6 +59,7 @@ class Generation:
         self._fingerprint = fingerprint
         self._record = record
         self._bytes = bytearray()
+        self._texts: list[str] = []
         self._hashes: list[str] = []
         self._top2: list[Top2] = []
         self._groups: list[Group] = []
@@ -78,16 +79,23 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The text so far; an incomplete last character shows as U+FFFD."""
-        return self._bytes.decode("utf-8", "replace")
+        """The text so far, whole characters: what the texts of the tokens join to.
 
-    def evidence(self) -> Evidence:
+        A last character that the end cuts short shows as U+FFFD.
+        """
+        return "".join(self._texts)
+
+    def evidence(self, *, unfinished: bool = False) -> Evidence:
         """The evidence of the finished run.
+
+        Args:
+            unfinished: also give what there is of a run that is not at its end, with the stop
+                reason ``unfinished``.
 
         Raises:
             RequestError: the generation is not at its end, or was not recorded.
         """
-        if self.stop is None:
+        if self.stop is None and not unfinished:
             raise RequestError("evidence: the generation has not ended; iterate it first")
         if not self._record:
             raise RequestError("evidence: not recorded; generate with record=True")
@@ -101,7 +109,7 @@ class Generation:
             logits_sha256=list(self._hashes),
             top2=list(self._top2),
             groups=list(self._groups),
-            stop=self.stop,
+            stop=self.stop or Stop("unfinished"),
         )
 
     def close(self) -> None:
@@ -117,6 +125,7 @@ class Generation:
                 sha256 = row_sha256(step.logits) if self._record else None
                 self.stop = Stop("eog", step.id, sha256)
                 self.tail = decoder.decode(b"", final=True)
+                self._texts.append(self.tail)
                 return
             if self._record:
                 self._hashes.append(row_sha256(step.logits))
@@ -128,6 +137,8 @@ class Generation:
             last = len(self.ids) == self.config.n
             if last:
                 self.stop = Stop("n")
-            yield Token(step.id, decoder.decode(piece, final=last), len(self.ids) - 1)
+            text = decoder.decode(piece, final=last)
+            self._texts.append(text)
+            yield Token(step.id, text, len(self.ids) - 1)
             if last:
                 return

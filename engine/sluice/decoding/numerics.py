@@ -13,21 +13,18 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
+from sluice.decoding import widths
 from sluice.errors import RequestError, SystemFault
-from sluice.gguf.header import Header, TensorInfo
-from sluice.llama import kernels, library, matmul
+from sluice.gguf.header import Header
+from sluice.llama import kernels
 
 CHECK_WIDTHS = (2, 4, 8, 9)
 """Batch widths that the self-check holds against a single row."""
 
-_CHECK_ROWS = 256  # of a weight; the tiled kernels take groups of 64
 _lock = threading.RLock()
 _open: dict[str, int] = {}
 _held = contextlib.ExitStack()
-_proven: set[tuple[str, int]] = set()
+_proven: set[tuple[str, str]] = set()  # kernel and type
 
 
 class Numerics:
@@ -89,7 +86,7 @@ class Numerics:
 
 
 def prove(header: Header) -> None:
-    """Hold every weight type of the model to the claim, on the real kernels, switched off.
+    """Hold every product of the model to the claim, on the real kernels, switched off.
 
     A row computed alone must have the bits that it has among 2, 4, 8 and 9 rows. Each type is
     checked once a process, on bytes of the model's own weights.
@@ -98,62 +95,32 @@ def prove(header: Header) -> None:
         SystemFault: names the type, the operation and the width that differ.
     """
     with kernels.switched_off(kernels.KERNELS):
-        for info in samples(header):
-            number = int(GGMLQuantizationType[info.type_name])
-            if (library.version(), number) in _proven:
-                continue
-            width = first_changed_width(header, info, CHECK_WIDTHS)
-            if width is not None:
+        for found in widths.examine(
+            header, flash_attn=False, at=(1, *CHECK_WIDTHS), known=_proven.__contains__
+        ):
+            if len(found.classes) > 1:
                 raise SystemFault(
-                    f"--numerics invariant: on this processor {info.type_name} weights give other"
-                    f" bits for {width} rows than for one ({info.name}); use --numerics default"
+                    f"--numerics invariant: on this processor {found.type_name} weights give other"
+                    f" bits for {found.classes[1][0]} rows than for one ({found.kernel} of"
+                    f" {found.sample}); use --numerics default"
                 )
-            _proven.add((library.version(), number))
+            _proven.add((found.kernel, found.type_name))
 
 
-def samples(header: Header) -> list[TensorInfo]:
-    """One tensor of each type that matrix products take, the one with the longest rows."""
-    best: dict[str, TensorInfo] = {}
-    for info in header.tensors.values():
-        if len(info.shape) < 2 or "conv1d" in info.name:
-            continue
-        known = best.get(info.type_name)
-        if known is None or info.shape[0] > known.shape[0]:
-            best[info.type_name] = info
-    return list(best.values())
-
-
-def first_changed_width(header: Header, info: TensorInfo, widths: tuple[int, ...]) -> int | None:
-    """The first width whose leading row has other bits than the row alone; ``None`` if none."""
-    for routed in (False, True):
-        alone = leading_row(header, info, 1, routed=routed)
-        for width in widths:
-            if leading_row(header, info, width, routed=routed) != alone:
-                return width
-    return None
-
-
-def leading_row(header: Header, info: TensorInfo, width: int, *, routed: bool) -> bytes:
-    """The bits of row 0 of a product of ``width`` rows with the first rows of a weight."""
-    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[info.type_name]]
-    row_bytes = info.shape[0] // block * block_bytes
-    n_rows = min(_CHECK_ROWS, info.shape[1])
-    with header.path.open("rb") as file:
-        file.seek(info.offset)
-        weights = file.read(n_rows * row_bytes)
-    rows = np.random.default_rng(0).standard_normal((width, info.shape[0])).astype(np.float32)
-    number = int(GGMLQuantizationType[info.type_name])
-    out = matmul.product(weights, number, (info.shape[0], n_rows), rows, routed=routed)
-    return bytes(out[0].tobytes())
-
-
-def _refuse_where_impossible(profile: str) -> None:
+def obstacle(profile: str) -> tuple[str, str] | None:
+    """Why this build cannot have ``profile``, and the remedy; ``None`` where it can."""
+    if profile == "default":
+        return None
     for switch, remedy in (
         ("sgemm", "build llama-cpp-python with CMAKE_ARGS=-DGGML_LLAMAFILE=OFF"),
         ("tiled", "use the pinned llama-cpp-python on Linux"),
     ):
         if kernels.present(switch) and not kernels.switchable(switch):
-            raise RequestError(
-                f"--numerics {profile}: this build's {switch} kernels cannot be switched off"
-                f" here; {remedy}"
-            )
+            return f"this build's {switch} kernels cannot be switched off here", remedy
+    return None
+
+
+def _refuse_where_impossible(profile: str) -> None:
+    found = obstacle(profile)
+    if found is not None:
+        raise RequestError(f"--numerics {profile}: {'; '.join(found)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -18,16 +19,18 @@ from sluice.decoding.fingerprint import fingerprint
 from sluice.decoding.footprint import check_footprint
 from sluice.decoding.generation import Generation, Token
 from sluice.decoding.head import Head
+from sluice.decoding.looking import Looking
 from sluice.decoding.numerics import Numerics
 from sluice.decoding.plain import plain_steps
 from sluice.decoding.speculative import Propose, speculative_steps
 from sluice.decoding.step import Step, greedy
 from sluice.errors import RequestError
 from sluice.gguf.header import Header, read_header
+from sluice.gguf.limits import refuse_what_aborts
 from sluice.llama.context import Context, ContextShape, Guard
 from sluice.llama.model import Model
 from sluice.llama.sampler import Sampler
-from sluice.seams import NO_SEAMS, Drafter, Seams
+from sluice.seams import NO_SEAMS, Drafter, Nodes, Seams
 from sluice.streaming.layout import ExpertLayout, expert_layout
 from sluice.streaming.streamer import Streamer
 from sluice.telemetry.metrics import Metrics
@@ -51,6 +54,7 @@ class Session:
         config: validated here.
         seams: test doors, see :mod:`sluice.seams`.
         drafter: replaces the head as the source of drafts (tests).
+        nodes: looks at every graph node (triage).
         progress: called with (stage, done, total); stages are ``load`` and ``prefill``.
         warn: receives one-line warnings; by default they are dropped.
 
@@ -66,14 +70,18 @@ class Session:
         *,
         seams: Seams = NO_SEAMS,
         drafter: Drafter | None = None,
+        nodes: Nodes | None = None,
         progress: Progress | None = None,
         warn: Warn | None = None,
     ) -> None:
         self.config = validate(config).resolved()
         self._seams = seams
         self._drafter = drafter
+        self._nodes = [n for n in (seams.nodes(), nodes) if n is not None]
         self._progress = progress or (lambda _stage, _done, _total: None)
         self._generation: Generation | None = None
+        self._streamer: Streamer | None = None
+        self._is_open = True
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as opening:
             opening.callback(self._closing.close)
@@ -98,13 +106,24 @@ class Session:
         if self._generation is not None:
             self._generation.close()
         self._closing.close()
+        self._is_open = False
+        # The model is gone, and with it the tensors that point into the streamer's buffers.
+        self._streamer = None
+
+    @property
+    def streamer(self) -> Streamer | None:
+        """What streams the experts, where ``--moe-stream`` is on."""
+        return self._streamer
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of ``text``, with the start tokens that the model asks for."""
+        self._check_open()
         return self._model.tokenize(text)
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
         """The bytes that ``ids`` stand for; they need not be whole characters."""
+        self._check_open()
+        self._model.check_ids(ids)
         return b"".join(self._model.piece(token) for token in ids)
 
     def generate(
@@ -118,13 +137,15 @@ class Session:
             overrides: settings for this call only (``n``, ``temp``, ``draft``, …).
 
         Raises:
-            RequestError: the prompt is empty, does not fit, or an override is wrong.
+            RequestError: the prompt is empty, does not fit, or an override is wrong; or the
+                session is closed.
         """
+        self._check_open()
         config = apply_overrides(self.config, overrides)
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else _ids(prompt)
+        self._check_prompt(ids, config)
         if self._generation is not None:
             self._generation.close()
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
-        self._check_prompt(ids, config)
         self._generation = Generation(
             partial(self._steps, ids, config),
             model=self._model,
@@ -139,6 +160,7 @@ class Session:
     def _open(self, path: Path, warn: Warn) -> None:
         config = self.config
         header = read_header(path)
+        refuse_what_aborts(header)
         layout = _check_against_header(config, header)
         check_footprint(config, header)
         self._numerics = Numerics(config.numerics, header)
@@ -153,7 +175,6 @@ class Session:
         self._closing.callback(self._model.close)
         if config.moe_stream and not self._model.opened_by_header:
             warn(f"{path}: this build has no call slots to redirect; opening read the whole file")
-        self._streamer: Streamer | None = None
         if layout is not None:
             self._streamer = Streamer(
                 path,
@@ -192,6 +213,7 @@ class Session:
     def _context(self, *, is_head: bool = False, **shape: Any) -> Context:
         streamer = self._streamer
         hook = partial(streamer.hook, is_head) if streamer is not None else None
+        looking = Looking(self._nodes, is_head, hook) if self._nodes else None
         context = Context(
             self._model,
             ContextShape(
@@ -201,15 +223,22 @@ class Session:
                 is_head=is_head,
                 **shape,
             ),
-            hook=hook,
+            hook=looking.hook if looking is not None else hook,
         )
         self._closing.callback(context.close)
+        if looking is not None:
+            context.begins = looking.begins
         return context
 
     def _guard(self, guard: Guard) -> None:
         self._target.guard = guard
         if self._head is not None:
             self._head.context.guard = guard
+
+    def _check_open(self) -> None:
+        # llama.cpp would read freed memory.
+        if not self._is_open:
+            raise RequestError("the session is closed; open another Session")
 
     def _check_prompt(self, ids: list[int], config: Config) -> None:
         if not ids:
@@ -280,13 +309,17 @@ class Session:
                     top_k=config.top_k, top_p=config.top_p, temp=config.temp, seed=config.seed
                 )
                 closing.callback(sampler.close)
-                choose = partial(sampler.choose, self._target)
+                choose = partial(self._sampled, sampler)
             yield from plain_steps(
                 self._target, last_row=last_row, position=position, choose=choose, metrics=metrics
             )
 
     def _greedy(self, row: int) -> int:
         return greedy(self._target.logits(row))
+
+    def _sampled(self, sampler: Sampler, row: int) -> int:
+        self._greedy(row)  # refuses a NaN, which the sampler would draw from without a word
+        return sampler.choose(self._target, row)
 
     def _propose(self, config: Config) -> Propose:
         head, drafter = self._head, self._drafter
@@ -300,6 +333,13 @@ class Session:
     def _confirmed(self) -> list[int]:
         assert self._generation is not None
         return self._generation.prompt_ids + self._generation.ids
+
+
+def _ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(i) for i in prompt]
+    except TypeError:
+        raise RequestError("the prompt is neither text nor a sequence of token ids") from None
 
 
 def _check_against_header(config: Config, header: Header) -> ExpertLayout | None:

@@ -19,7 +19,10 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from sluice.errors import ModelError
 
 MAGIC = b"GGUF"
-ARRAY_KEPT = 256  # longer arrays (vocabulary, merges) are skipped, not kept
+ARRAY_KEPT = 512  # longer arrays (vocabulary, merges) are skipped, not kept
+STRINGS_MAX = 1 << 24  # of one array; vocabularies and merges have less than a million
+TEXT_BYTES_MAX = 1 << 26  # of one kept text; chat templates have a few thousand
+TOKENS = "tokenizer.ggml.tokens"
 _DIMS_MAX = 4  # GGML_MAX_DIMS
 _NAME_MAX = 63  # GGML_MAX_NAME less the terminator
 _STRING, _ARRAY = 8, 9
@@ -60,7 +63,7 @@ class Header:
     def number(self, key: str, default: int = 0) -> int:
         """The architecture's own integer ``key`` (``qwen35moe.<key>``)."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
-        return int(value) if isinstance(value, (int, float)) else default
+        return value if isinstance(value, int) else default
 
     @property
     def n_nextn(self) -> int:
@@ -119,6 +122,18 @@ class _Parser:
         self.at += n
         return start
 
+    def skip(self, n: int) -> None:
+        """Consume ``n`` bytes without reading what is not in the buffer."""
+        if self.at + n <= len(self.buffer):
+            self.at += n
+            return
+        if self.base + self.at + n > self.file_bytes:
+            self.need(n)  # says so
+        self.base += self.at + n
+        self.at = 0
+        self.buffer = b""
+        self.file.seek(self.base)
+
     def raw(self, n: int) -> bytes:
         start = self.need(n)
         return self.buffer[start : start + n]
@@ -128,37 +143,74 @@ class _Parser:
         return layout.unpack(self.raw(layout.size))[0]
 
     def string(self) -> str:
-        return self.raw(self.take("Q")).decode("utf-8", "replace")
+        n = self.take("Q")
+        if n > TEXT_BYTES_MAX:
+            raise self.fail(f"malformed: a text of {n} bytes")
+        return self.raw(n).decode("utf-8", "replace")
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, *, distinct: bool = False) -> Any:
         if kind in _SCALARS:
             return self.take(_SCALARS[kind])
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
-            return self.array()
+            return self.array(distinct)
         raise self.fail(f"malformed: unknown value type {kind}")
 
-    def array(self) -> Any:
+    def array(self, distinct: bool) -> Any:
         kind, n = self.take("I"), self.take("Q")
         if kind in _SCALARS:
             code = _SCALARS[kind]
-            size = struct.calcsize("<" + code)
             if n <= ARRAY_KEPT:
                 return [self.take(code) for _ in range(n)]
-            self.need(n * size)
+            self.skip(n * struct.calcsize("<" + code))
             return None
         if kind != _STRING:
             raise self.fail(f"malformed: array of type {kind}")
-        if n > self.file_bytes:
+        if n > min(STRINGS_MAX, self.file_bytes):
             raise self.fail(f"malformed: array of {n} strings")
+        if distinct:
+            self.distinct_strings(n)
+            return None
         if n <= ARRAY_KEPT:
             return [self.string() for _ in range(n)]
-        length = struct.Struct("<Q").unpack_from
-        for _ in range(n):
-            start = self.need(8)
-            self.need(length(self.buffer, start)[0])
+        self.skip_strings(n)
         return None
+
+    def skip_strings(self, n: int) -> None:
+        length = struct.Struct("<Q").unpack_from
+        left = n
+        while left:
+            buffer, at, end = self.buffer, self.at, len(self.buffer)
+            while left and at + 8 <= end:
+                after = at + 8 + length(buffer, at)[0]
+                if after > end:
+                    break
+                at = after
+                left -= 1
+            self.at = at
+            if left:  # one that the buffer does not hold whole
+                start = self.need(8)
+                self.skip(length(self.buffer, start)[0])
+                left -= 1
+
+    def distinct_strings(self, n: int) -> None:
+        """Consume ``n`` tokens and refuse two that llama.cpp would take for the same."""
+        length = struct.Struct("<Q").unpack_from
+        seen: set[bytes] = set()
+        for i in range(n):
+            start = self.need(8)
+            size = length(self.buffer, start)[0]
+            if size > TEXT_BYTES_MAX:
+                raise self.fail(f"malformed: a text of {size} bytes")
+            start = self.need(size)
+            text = self.buffer[start : start + size]
+            # llama.cpp takes a token up to its first zero byte, and names an empty one so.
+            if not text or 0 in text:
+                text = text.partition(b"\0")[0] or b"[EMPTY_%d]" % i
+            if text in seen:
+                raise self.fail(f"malformed: token {text!r} is there twice")
+            seen.add(text)
 
     def parse(self) -> Header:
         if self.file_bytes < 4 or self.raw(4) != MAGIC:
@@ -175,7 +227,8 @@ class _Parser:
             key = self.string()
             if not key or key in metadata:
                 raise self.fail(f"malformed: metadata key {key!r} is empty or there twice")
-            metadata[key] = self.value(self.take("I"))
+            # llama.cpp asserts that tokens differ, and an assertion ends the process.
+            metadata[key] = self.value(self.take("I"), distinct=key == TOKENS)
         rows = [self.tensor() for _ in range(n_tensors)]
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):

@@ -23,6 +23,9 @@ EvalHook = Callable[[int, bool], bool]
 Guard = Callable[[], AbstractContextManager[None]]
 """Entered around every ``llama_decode``: a numerics profile switches kernels there."""
 
+Begins = Callable[[Sequence[int], int, str, "F32 | None"], None]
+"""Called with the arguments of every :meth:`Context.decode` before it starts."""
+
 F32 = npt.NDArray[np.float32]
 _ABORTED = 2
 _NO_SLOT = 1
@@ -60,6 +63,7 @@ class Context:
         self._raised: BaseException | None = None
         self._hook = hook
         self.guard: Guard = nullcontext
+        self.begins: Begins | None = None
         # The callback object must outlive the context: llama.cpp keeps its address.
         self._callback = api.ggml_backend_sched_eval_callback(self._evaluate) if hook else None
         params = api.llama_context_default_params()
@@ -106,6 +110,8 @@ class Context:
         Raises:
             SystemFault: llama.cpp reports a failure; whatever the hook raised comes first.
         """
+        if self.begins is not None:
+            self.begins(tokens, position, outputs, hidden)
         status = self._decode(tokens, position, outputs=outputs, hidden=hidden)
         if status != 0:
             said = library.last_error("no reason given")
@@ -163,6 +169,9 @@ class Context:
         if self._handle:
             api.llama_free(self._handle)
             self._handle = 0
+            # The callback holds this object, and the hook the streamer's buffers: a cycle would
+            # keep them until a collection.
+            self._callback = self._hook = None
 
     @property
     def handle(self) -> int:

@@ -44,6 +44,11 @@ def present(switch: str) -> bool:
     return has_llamafile() if switch == "sgemm" else _has_tiled()
 
 
+def slots_found() -> dict[str, bool]:
+    """Every imported function that can be switched, and whether its call slot was found."""
+    return {symbol: _slot(symbol) is not None for group in KERNELS.values() for symbol in group}
+
+
 @contextlib.contextmanager
 def switched_off(switches: Iterable[str]) -> Iterator[None]:
     """While the block runs, the kernels of ``switches`` decline; absent ones are no matter."""

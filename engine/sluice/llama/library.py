@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import llama_cpp
@@ -12,18 +14,30 @@ from llama_cpp import llama_cpp as api
 
 from sluice.errors import SystemFault
 
-_LOG_ERROR = 3
-_LOG_CONT = 5
-_lines: deque[str] = deque(maxlen=8)
-_level = 0
+_LOG_WARN, _LOG_ERROR, _LOG_CONT = 3, 4, 5  # GGML_LOG_LEVEL_*
+
+
+class _Said(threading.local):
+    """What llama.cpp has said in calls of this thread, by level."""
+
+    def __init__(self) -> None:
+        self.level = 0
+        self.lines: dict[int, deque[str]] = {
+            _LOG_WARN: deque(maxlen=8),
+            _LOG_ERROR: deque(maxlen=8),
+        }
+
+
+_said = _Said()
 
 
 def _keep_errors(level: int, text: bytes, _data: ctypes.c_void_p) -> None:
-    # llama_cpp's own callback prints to stderr; ours keeps the last errors for our messages.
-    global _level
-    _level = _level if level == _LOG_CONT else level
-    if _level == _LOG_ERROR and text:
-        _lines.append(text.decode("utf-8", "replace").strip())
+    # llama_cpp's own callback prints to stderr; ours keeps the last words for our messages.
+    if level != _LOG_CONT:
+        _said.level = level
+    if _said.level in _said.lines and text:
+        lines = (line.strip(" =") for line in text.decode("utf-8", "replace").splitlines())
+        _said.lines[_said.level].extend(line for line in lines if line)
 
 
 _log_callback = api.llama_log_callback(_keep_errors)
@@ -44,21 +58,30 @@ def start() -> None:
 
 
 def forget_errors() -> None:
-    """Drop what llama.cpp has said so far."""
-    _lines.clear()
+    """Drop what llama.cpp has said so far in this thread."""
+    for lines in _said.lines.values():
+        lines.clear()
 
 
 def last_error(default: str) -> str:
-    """llama.cpp's own last words since :func:`forget_errors`, on one line."""
-    spoken = [line for line in _lines if line]
-    if not spoken:
-        return default
-    # The loader says the reason first and then two lines that only say "failed to load".
+    """llama.cpp's own last words since :func:`forget_errors`, on one line.
+
+    Errors come before warnings, which are all that it has for some failures.
+    """
+    for level in (_LOG_ERROR, _LOG_WARN):
+        if _said.lines[level]:
+            return _reason(_said.lines[level])
+    return default
+
+
+def _reason(spoken: Sequence[str]) -> str:
+    # The reason comes first, and then lines that only say what failed with it; but the loader
+    # marks its reason.
     for line in spoken:
         for mark in ("error loading model: ", "error loading model hyperparameters: "):
             if mark in line:
                 return line.split(mark, 1)[1]
-    return spoken[-1]
+    return spoken[0]
 
 
 def version() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -56,12 +57,12 @@ class Model:
 
         callback = api.llama_progress_callback(report)
         params.progress_callback = callback
-        library.forget_errors()
-        with opening.by_header_only() if by_header else contextlib.nullcontext(False) as header:
-            handle = api.llama_model_load_from_file(str(path).encode(), params)
-        self.opened_by_header = bool(header)
+        with opening.by_header_only() if by_header else opening.whole() as header:
+            library.forget_errors()
+            handle = api.llama_model_load_from_file(os.fsencode(path), params)
+            said = "" if handle else library.last_error("llama.cpp gave no reason")
+        self.opened_by_header = header
         if not handle:
-            said = library.last_error("llama.cpp gave no reason")
             raise ModelError(f"{path}: llama.cpp cannot open it: {said}")
         self._handle = handle
         self._vocab = api.llama_model_get_vocab(handle)
@@ -80,8 +81,18 @@ class Model:
         return self._handle
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of ``text`` with the model's own start tokens; special tokens are parsed."""
-        raw = text.encode("utf-8")
+        """Token ids of ``text`` with the model's own start tokens; special tokens are parsed.
+
+        Raises:
+            RequestError: the text has lone surrogates (it was not UTF-8).
+        """
+        try:
+            raw = text.encode("utf-8")
+        except UnicodeEncodeError as err:
+            raise RequestError(
+                f"the prompt is not text: U+{ord(text[err.start]):04X} at position {err.start}"
+                " is half of a character; give valid UTF-8"
+            ) from None
         room = len(raw) + 16
         while True:
             ids = (api.llama_token * room)()
@@ -105,11 +116,11 @@ class Model:
         return bool(api.llama_vocab_is_eog(self._vocab, token))
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Refuse ids that are not in the vocabulary (llama.cpp would fail the batch)."""
+        """Refuse ids that are not in the vocabulary: some calls of llama.cpp would abort."""
         for i, token in enumerate(ids):
             if not 0 <= token < self.n_vocab:
                 raise RequestError(
-                    f"prompt id {token} at position {i}: the vocabulary has ids 0 to"
+                    f"token id {token} at position {i}: the vocabulary has ids 0 to"
                     f" {self.n_vocab - 1}"
                 )
 

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import functools
 import mmap
+import threading
 from collections.abc import Iterator
 
 from sluice.llama import library, slots
@@ -36,6 +37,9 @@ def _advise_nothing(_address: int | None, _length: int, _advice: int) -> int:
 
 _lazily = _MMAP(_map_lazily)
 _nothing = _MADVISE(_advise_nothing)
+# One load at a time: the slots are the whole process's, and so are llama.cpp's last words.
+_loading = threading.RLock()
+_TARGETS = {"mmap": _lazily, "posix_madvise": _nothing}
 
 
 @functools.cache
@@ -46,6 +50,11 @@ def _mmap() -> ctypes._NamedFuncPointer:
     return function
 
 
+def slots_found() -> dict[str, bool]:
+    """Every imported function that is redirected here, and whether its call slot was found."""
+    return {symbol: slot is not None for symbol, slot in _slots().items()}
+
+
 @contextlib.contextmanager
 def by_header_only() -> Iterator[bool]:
     """While the block runs, models open by their header only.
@@ -54,21 +63,30 @@ def by_header_only() -> Iterator[bool]:
         Whether that holds; False where the build has no such slots, and the load then reads
         the whole file.
     """
-    libllama = library.loaded("libllama")
-    if libllama is None:
-        yield False
-        return
-    targets = {"mmap": _lazily, "posix_madvise": _nothing}
-    found = {symbol: slots.find_slot(libllama, symbol) for symbol in targets}
-    # mmap64 is the name that a 32-bit or large-file build imports.
-    found["mmap"] = found["mmap"] or slots.find_slot(libllama, "mmap64")
+    found = _slots()
     redirections = {
-        slot: int(ctypes.cast(targets[symbol], ctypes.c_void_p).value or 0)
+        slot: int(ctypes.cast(_TARGETS[symbol], ctypes.c_void_p).value or 0)
         for symbol, slot in found.items()
         if slot is not None
     }
     if found["mmap"] is None:
+        redirections = {}
+    with _loading, slots.redirected(redirections):
+        yield bool(redirections)
+
+
+@contextlib.contextmanager
+def whole() -> Iterator[bool]:
+    """While the block runs, models open as llama.cpp opens them, whatever other threads do."""
+    with _loading:
         yield False
-        return
-    with slots.redirected(redirections):
-        yield True
+
+
+def _slots() -> dict[str, int | None]:
+    libllama = library.loaded("libllama")
+    if libllama is None:
+        return dict.fromkeys(_TARGETS)
+    found = {symbol: slots.find_slot(libllama, symbol) for symbol in _TARGETS}
+    # mmap64 is the name that a 32-bit or large-file build imports.
+    found["mmap"] = found["mmap"] or slots.find_slot(libllama, "mmap64")
+    return found

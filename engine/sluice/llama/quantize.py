@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llama_cpp import llama_cpp as api
 
-from sluice.errors import ModelError, RequestError
+from sluice.errors import ModelError, RequestError, SystemFault
 from sluice.llama import library
 
 _PREFIXES = ("LLAMA_FTYPE_MOSTLY_", "LLAMA_FTYPE_ALL_")
@@ -30,6 +30,7 @@ def quantize(master: Path, type_name: str, out: Path, *, threads: int = 1) -> Pa
     Raises:
         RequestError: an unknown type name.
         ModelError: llama.cpp could not do it, in its own words.
+        SystemFault: nothing can be written beside ``out``.
     """
     library.start()
     table = file_types()
@@ -39,12 +40,15 @@ def quantize(master: Path, type_name: str, out: Path, *, threads: int = 1) -> Pa
     params.ftype = table[type_name]
     params.nthread = threads
     params.allow_requantize = True
-    out.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+    except OSError as err:
+        raise SystemFault(f"{out}: cannot be written: {err.strerror}") from None
     os.close(handle)
     try:
         library.forget_errors()
-        status = api.llama_model_quantize(str(master).encode(), temporary.encode(), params)
+        status = api.llama_model_quantize(os.fsencode(master), os.fsencode(temporary), params)
         if status != 0:
             said = library.last_error("no reason given")
             raise ModelError(f"{master}: cannot be made {type_name}: {said}")

@@ -8,6 +8,7 @@ A graph is rebuilt into the same memory, so an address never identifies a node: 
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from sluice.errors import SystemFault
 from sluice.llama import library
 
+_TYPE = 0  # int32, a ggml_type
 _NE = 16  # int64[4] elements a dimension, after type (int32) and buffer (pointer)
 _NB = 48  # size_t[4] strides in bytes
 _SRC = 152  # ggml_tensor *[10]
@@ -26,6 +28,7 @@ _N_SRC = 3  # sources that can be a weight of an expert matmul or its bias
 _POINTER = struct.Struct("=Q")
 _FOUR = struct.Struct("=4q")
 _I32 = 26  # GGML_TYPE_I32
+_DTYPES = {0: "<f4", 1: "<f2", 26: "<i4", 27: "<i8", 28: "<f8", 30: "<u2"}  # 30: BF16's bits
 
 
 def name(address: int) -> str:
@@ -64,6 +67,43 @@ def sources(address: int) -> list[int]:
     return [a for (a,) in _POINTER.iter_unpack(raw) if a]
 
 
+def type_name(address: int) -> str:
+    """ggml's name of the element type, ``f32``."""
+    return str(_described().ggml_type_name(_number(address, _TYPE)).decode())
+
+
+def op(address: int) -> str:
+    """ggml's name of the operation that computes the node, ``MUL_MAT`` or ``SILU``."""
+    return str(_described().ggml_op_desc(address).decode())
+
+
+def values(address: int) -> npt.NDArray[np.generic] | None:
+    """The tensor's elements, outermost dimension first: a writable view, valid in the hook.
+
+    BF16 shows as its bits. ``None`` for block types, and where there is nothing.
+    """
+    dtype = _DTYPES.get(_number(address, _TYPE))
+    ne, nb, begin = shape(address), strides(address), data(address)
+    if dtype is None or not begin or min(ne) < 1:
+        return None
+    size = sum((n - 1) * step for n, step in zip(ne, nb, strict=True)) + np.dtype(dtype).itemsize
+    memory = memoryview((ctypes.c_char * size).from_address(begin)).cast("B")
+    return np.ndarray(ne[::-1], dtype=dtype, buffer=memory, strides=nb[::-1])
+
+
+@functools.cache
+def _described() -> ctypes.CDLL:
+    lib = library.ggml_base()
+    lib.ggml_op_desc.restype = lib.ggml_type_name.restype = ctypes.c_char_p
+    lib.ggml_op_desc.argtypes = [ctypes.c_void_p]
+    lib.ggml_type_name.argtypes = [ctypes.c_int]
+    return lib
+
+
+def _number(address: int, offset: int) -> int:
+    return ctypes.c_int32.from_address(address + offset).value
+
+
 def routing(address: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """The routed experts of ``ffn_moe_topk``: a strided int32 view of [rows, top_k].
 
@@ -84,13 +124,13 @@ def routing(address: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 
 def check_layout() -> None:
-    """Hold our offsets against the library's accessors on a tensor that it made.
+    """Hold our offsets against the library's accessors on tensors that it made.
 
     Raises:
         SystemFault: a field is elsewhere; nothing may read or write tensors then.
     """
     lib = library.ggml_base()
-    address, free = _sample_tensor(lib)
+    (address, rows, ids, routed), free = _sample_tensors(lib)
     try:
         lib.ggml_get_name.restype = ctypes.c_char_p
         lib.ggml_get_name.argtypes = [ctypes.c_void_p]
@@ -108,6 +148,7 @@ def check_layout() -> None:
             and strides(address) == expected
             and total == expected[3]
             and data(address) == (lib.ggml_get_data(address) or 0)
+            and sources(routed) == [address, rows, ids]
         )
         rebind(address, 0x5A5A5A5A5A50)
         fits = fits and lib.ggml_get_data(address) == 0x5A5A5A5A5A50
@@ -128,15 +169,22 @@ class _InitParams(ctypes.Structure):
     )
 
 
-def _sample_tensor(lib: ctypes.CDLL) -> tuple[int, Callable[[], object]]:
+def _sample_tensors(lib: ctypes.CDLL) -> tuple[tuple[int, int, int, int], Callable[[], object]]:
+    """A named tensor, what is needed to route rows to it, that product; and what frees them."""
     lib.ggml_init.restype = ctypes.c_void_p
     lib.ggml_init.argtypes = [_InitParams]
     lib.ggml_new_tensor_3d.restype = ctypes.c_void_p
     lib.ggml_new_tensor_3d.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_int64] * 3]
     lib.ggml_set_name.restype = ctypes.c_void_p
     lib.ggml_set_name.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    lib.ggml_mul_mat_id.restype = ctypes.c_void_p
+    lib.ggml_mul_mat_id.argtypes = [ctypes.c_void_p] * 4
     lib.ggml_free.argtypes = [ctypes.c_void_p]
     context = lib.ggml_init(_InitParams(1 << 16, None, True))
-    address = lib.ggml_new_tensor_3d(context, _I32, 5, 7, 3)
-    lib.ggml_set_name(address, b"sluice.layout")
-    return int(address), lambda: lib.ggml_free(context)
+    first, rows, ids = (
+        int(lib.ggml_new_tensor_3d(context, _I32, *shape))
+        for shape in ((5, 7, 3), (5, 2, 4), (2, 4, 1))
+    )
+    lib.ggml_set_name(first, b"sluice.layout")
+    routed = int(lib.ggml_mul_mat_id(context, first, rows, ids))
+    return (first, rows, ids, routed), lambda: lib.ggml_free(context)

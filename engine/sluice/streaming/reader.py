@@ -58,7 +58,11 @@ class SliceReader:
         self.path = path
         self._warn = warn
         self._buffered = self._open(0)
-        self._direct: int | None = self._open_direct() if direct else None
+        try:
+            self._direct: int | None = self._open_direct() if direct else None
+        except BaseException:
+            os.close(self._buffered)
+            raise
         self.is_direct = self._direct is not None
         """Whether reads bypass the page cache at this moment."""
         # This thread is a lane, too: it reads while it waits.

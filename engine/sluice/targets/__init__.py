@@ -4,6 +4,7 @@ from sluice.llama.quantize import quantize
 from sluice.targets.command import CommandTarget, Outcome
 from sluice.targets.engine import Drafter, EngineTarget, Run, Seams
 from sluice.targets.facts import ModelFacts, model_facts
+from sluice.targets.widths import draft_groups
 
 __all__ = [
     "CommandTarget",
@@ -13,6 +14,7 @@ __all__ = [
     "Outcome",
     "Run",
     "Seams",
+    "draft_groups",
     "model_facts",
     "quantize",
 ]

@@ -1,0 +1,91 @@
+"""Examine one model on this build."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sluice.decoding import widths
+from sluice.decoding.numerics import obstacle
+from sluice.decoding.widths import KernelClasses
+from sluice.doctor.build import Build, examine_build
+from sluice.doctor.diagnosis import PROFILES, Profile, diagnose
+from sluice.errors import SystemFault
+from sluice.gguf.header import read_header
+from sluice.llama import kernels
+
+SCHEMA = "sluice-doctor/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """All of it.
+
+    ``as_is`` are the width classes of the build as ggml runs it, with flash attention;
+    ``switched_off`` those with the switchable kernels and flash attention off. ``unknown`` says
+    why neither could be found.
+    """
+
+    build: Build
+    model: str
+    architecture: str
+    has_head: bool
+    threads: int
+    as_is: tuple[KernelClasses, ...]
+    switched_off: tuple[KernelClasses, ...]
+    unknown: str | None
+    profiles: tuple[Profile, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for ``--json``."""
+        return {"schema": SCHEMA} | dataclasses.asdict(self)
+
+
+def examine(path: Path, *, threads: int) -> Examination:
+    """Run the kernels on weights of the model at ``path``.
+
+    Args:
+        path: a gguf.
+        threads: compute threads, as a run would use.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    header = read_header(path)
+    build = examine_build()
+    unknown: str | None = None
+    as_is: tuple[KernelClasses, ...] = ()
+    off: tuple[KernelClasses, ...] = ()
+    try:
+        as_is = tuple(widths.examine(header, flash_attn=True, threads=threads))
+        with kernels.switched_off(kernels.KERNELS):
+            off = tuple(widths.examine(header, flash_attn=False, threads=threads))
+    except SystemFault as err:
+        unknown = str(err)
+    profiles = tuple(
+        diagnose(
+            name,
+            obstacle(name) or _unknown(name, unknown),
+            as_is if name == "default" else off,
+        )
+        for name in PROFILES
+    )
+    return Examination(
+        build=build,
+        model=path.name,
+        architecture=header.architecture,
+        has_head=header.n_nextn > 0,
+        threads=threads,
+        as_is=as_is,
+        switched_off=off,
+        unknown=unknown,
+        profiles=profiles,
+    )
+
+
+def _unknown(profile: str, why: str | None) -> tuple[str, str] | None:
+    if why is None or profile == "default":
+        return None
+    return why, "run on Linux with the pinned llama-cpp-python"

@@ -1,0 +1,157 @@
+"""Files that end, change or lack something; and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFValueType
+
+from sluice.config import Config
+from sluice.decoding.session import Session
+from sluice.errors import ModelError, ReadFault, RequestError, SluiceError
+
+from .comparing import same
+
+Open = Callable[..., Session]
+Rewrite = Callable[..., Path]
+STREAMED = {"moe_stream": True}
+MTP = {"mtp": True, "draft": 3}
+
+
+# The experts are moved to the end of the file: what is mapped is read through memory, and
+# cutting that away would be a signal, not an error.
+@pytest.fixture
+def experts_last(rewrite: Rewrite, tmp_path: Path) -> Path:
+    return rewrite(tmp_path / "last.gguf", last="_exps.")
+
+
+@pytest.mark.parametrize("changes", [{}, MTP], ids=str)
+@pytest.mark.parametrize("odirect", [True, False])
+def test_a_file_that_is_cut_after_the_load_is_a_read_fault(
+    opened: Open, experts_last: Path, prompt: str, changes: dict[str, Any], odirect: bool
+) -> None:
+    session = opened(model=str(experts_last), moe_stream=True, odirect=odirect, **changes)
+    sound = session.generate(prompt).run().evidence()
+    size = experts_last.stat().st_size
+    running = session.generate(prompt)
+    next(running)
+    raw = experts_last.read_bytes()
+    os.truncate(experts_last, size - 3_000_000)
+    with pytest.raises(ReadFault) as fault:
+        running.run()
+    said = str(fault.value)
+    assert said.startswith(f"{experts_last}: reading ")
+    assert "_exps.weight at offset " in said
+    assert said.endswith(": the file ends there")
+    assert list(running) == []
+    with pytest.raises(RequestError, match="has not ended"):
+        running.evidence()
+    # The file comes back (the same inode): the session is none the worse.
+    with experts_last.open("r+b") as file:
+        file.write(raw)
+    same(session.generate(prompt).run().evidence(), sound)
+    session.close()
+
+
+def test_a_file_that_is_removed_after_the_load_is_no_matter(
+    opened: Open, experts_last: Path, prompt: str
+) -> None:
+    session = opened(model=str(experts_last), moe_stream=True)
+    sound = session.generate(prompt).run().evidence()
+    experts_last.unlink()
+    same(session.generate(prompt).run().evidence(), sound)
+
+
+@pytest.mark.parametrize("mtp", [False, True])
+@pytest.mark.parametrize("at", [0, 1, 4, 7])
+def test_an_end_of_generation_ends_the_run(
+    opened: Open, rewrite: Rewrite, tmp_path: Path, prompt: str, mtp: bool, at: int
+) -> None:
+    whole = opened(mtp=mtp, draft=3).generate(prompt).run().evidence()
+    end = whole.ids[at]
+    first = whole.ids.index(end)
+    key = {"tokenizer.ggml.eos_token_id": (end, GGUFValueType.UINT32)}
+    path = rewrite(tmp_path / "m.gguf", keys=key)
+    evidence = opened(model=str(path), mtp=mtp, draft=3).generate(prompt).run().evidence()
+    assert evidence.ids == whole.ids[:first]
+    assert evidence.logits_sha256 == whole.logits_sha256[:first]
+    assert (evidence.stop.reason, evidence.stop.id) == ("eog", end)
+    assert evidence.stop.logits_sha256 == whole.logits_sha256[first]
+
+
+def test_a_head_that_lost_its_tensors_is_refused_in_llama_cpps_words(
+    config: Config, rewrite: Rewrite, tmp_path: Path
+) -> None:
+    path = rewrite(tmp_path / "m.gguf", drop=".nextn.")
+    with pytest.raises(ModelError, match=r"tensor 'blk\.4\.nextn\.eh_proj\.weight' not found"):
+        Session(config.replace(model=str(path), mtp=True))
+
+
+def test_a_model_without_a_head_is_refused_and_runs_without(
+    opened: Open, rewrite: Rewrite, tmp_path: Path, prompt: str
+) -> None:
+    arch = "qwen35moe"
+    keys = {
+        f"{arch}.nextn_predict_layers": None,
+        f"{arch}.block_count": (4, GGUFValueType.UINT32),
+    }
+    path = rewrite(tmp_path / "m.gguf", keys=keys, drop="blk.4.")
+    with pytest.raises(RequestError, match=r"^--mtp: .* has no MTP head .*; drop --mtp, or"):
+        opened(model=str(path), mtp=True)
+    bare = opened(model=str(path), moe_stream=True).generate(prompt).run().evidence()
+    same(bare, opened().generate(prompt).run().evidence())
+
+
+def test_a_shard_is_refused_for_streaming(config: Config, rewrite: Rewrite, tmp_path: Path) -> None:
+    key = {"split.count": (2, GGUFValueType.UINT16)}
+    path = rewrite(tmp_path / "m.gguf", keys=key)
+    with pytest.raises(RequestError, match="is one of 2 shards; merge them"):
+        Session(config.replace(model=str(path), moe_stream=True))
+    with pytest.raises(SluiceError):  # and resident, the other shard is missing
+        Session(config.replace(model=str(path)))
+
+
+def test_what_stopped_an_opening_leaves_nothing_open(
+    config: Config, rewrite: Rewrite, tmp_path: Path
+) -> None:
+    path = rewrite(tmp_path / "m.gguf", drop=".nextn.")
+    before = descriptors()
+    for _ in range(10):
+        with pytest.raises(ModelError):
+            Session(config.replace(model=str(path), moe_stream=True))
+    assert descriptors() == before
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def memory_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("no RssAnon")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts what is open in /proc")
+@pytest.mark.parametrize("changes", [MTP, STREAMED | MTP], ids=str)
+def test_opening_and_closing_leaks_nothing(config: Config, changes: dict[str, Any]) -> None:
+    def cycle(times: int) -> tuple[int, int, int]:
+        for _ in range(times):
+            with Session(config.replace(**changes)) as session:
+                session.generate([5, 6, 7], n=2).run()
+        maps = len(Path("/proc/self/maps").read_text().splitlines())
+        return descriptors(), memory_bytes(), maps
+
+    cycle(5)
+    open_files, held, maps = cycle(1)
+    after = cycle(30)
+    assert after[0] == open_files
+    assert after[1] - held < 8 << 20
+    assert after[2] - maps < 20
+    assert not [t for t in threading.enumerate() if t.name.startswith("lane")]
