@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -74,11 +75,11 @@ def opened(config: Config) -> Iterator[Callable[..., Session]]:
 
 @pytest.fixture(scope="session")
 def rewrite(model: Path) -> Callable[..., Path]:
-    """``rewrite(out, keys={}, tensors={}, last=(), drop=())``: a copy with changes.
+    """``rewrite(out, keys={}, tensors={}, last="", drop="")``: a copy with changes.
 
     keys: name to (value, type) or (value, ARRAY, element type), or None to leave out.
-    tensors: name to (array, type). last: a part of the names of tensors that go to the end.
-    drop: a part of the names of tensors that are left out.
+    tensors: name to (array, type), new ones too. last: a part of the names of tensors that go
+    to the end. drop: a pattern of the names of tensors that are left out.
     """
     reader = GGUFReader(model)
 
@@ -91,7 +92,7 @@ def rewrite(model: Path) -> Callable[..., Path]:
         drop: str = "",
     ) -> Path:
         writer = GGUFWriter(out, reader.fields["general.architecture"].contents())
-        changes = dict(keys or {})
+        changes, replaced = dict(keys or {}), dict(tensors or {})
         for key, field in reader.fields.items():
             if key.startswith("GGUF.") or key in BY_READER:
                 continue
@@ -102,10 +103,12 @@ def rewrite(model: Path) -> Callable[..., Path]:
         for key, value in changes.items():
             writer.add_key_value(key, *value)
         for tensor in sorted(reader.tensors, key=lambda t: bool(last) and last in t.name):
-            if drop and drop in tensor.name:
+            if drop and re.search(drop, tensor.name):
                 continue
-            data, kind = (tensors or {}).get(tensor.name, (tensor.data, tensor.tensor_type))
+            data, kind = replaced.pop(tensor.name, (tensor.data, tensor.tensor_type))
             writer.add_tensor(tensor.name, data, raw_dtype=kind)
+        for name, (data, kind) in replaced.items():
+            writer.add_tensor(name, data, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

@@ -7,7 +7,6 @@ its first difference, the two tokens there and the margin: nothing else of it is
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +40,7 @@ class Goldens:
         check: from pytest-regressions; ``None`` compares and cannot record.
         recording: ``--force-regen`` was given.
         shipped: the folder belongs to the installation, so only the bundled model's values do.
+        worker: the xdist worker that this is; a worker does not record.
     """
 
     folder: Path
@@ -49,6 +49,7 @@ class Goldens:
     check: Check | None = None
     recording: bool = False
     shipped: bool = True
+    worker: str = ""
 
     @property
     def path(self) -> Path:
@@ -114,7 +115,7 @@ class Goldens:
         return f"stale golden {self.path.name}: {why}; record it again with {self.how_to_record}"
 
     def _record(self, section: str, observed: dict[str, Any]) -> None:
-        if os.environ.get("PYTEST_XDIST_WORKER"):
+        if self.worker:
             raise GateFailure(
                 "--force-regen under xdist: workers would write over each other's values;"
                 " record with -p no:xdist"
@@ -127,8 +128,10 @@ class Goldens:
         if self.check is None:
             raise GateFailure("--force-regen: nothing here can record")
         self.folder.mkdir(parents=True, exist_ok=True)
-        old = load(self.path)["sections"] if self.path.exists() else {}
-        kept = {name: old[name] for name in SECTIONS if name in old}
+        old = load(self.path) if self.path.exists() else {"sections": {}}
+        # Values of other prompts, or of another model, must not live on under a new header.
+        same = all(old.get(name) == value for name, value in self.header().items())
+        kept = {n: v for n, v in old["sections"].items() if same and n in SECTIONS}
         self._checked(self.header() | {"sections": kept | {section: observed}})
 
     def _checked(self, data: dict[str, Any]) -> None:

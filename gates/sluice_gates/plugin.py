@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Generator
 from pathlib import Path
@@ -210,6 +211,7 @@ def _goldens(request: pytest.FixtureRequest, model: Model, prompts: PromptSet) -
         check=_check(request),
         recording=bool(request.config.getoption("force_regen", False)),
         shipped=not given,
+        worker=os.environ.get("PYTEST_XDIST_WORKER", ""),
     )
 
 

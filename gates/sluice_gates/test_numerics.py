@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sluice.config import DRAFT_MAX, Numerics
-from sluice.errors import GateFailure
+from sluice.errors import GateFailure, RequestError
 from sluice.targets import Run, draft_groups
 from sluice_gates.bench import SMALL_BYTES, Bench, accepted_and_rejected, measured, streamed_mib
 from sluice_gates.compare import difference
@@ -34,6 +34,7 @@ def test_invariant_ubatch(bench: Bench) -> str:
     Resident and streamed, on 1, 2 and 4 threads. Kills every kernel switch left on that moves
     a bit of this model's types.
     """
+    _need(bench, "invariant")
     runs, streamed = [], []
     widths: list[dict[str, Any]] = [{}, *({"ubatch": n} for n in UBATCHES)]
     for prompt in _prompts(bench):
@@ -144,6 +145,7 @@ def test_default_width_classes(bench: Bench) -> str:
 
 
 def _mtp_is_plain(bench: Bench, numerics: Numerics) -> str:
+    _need(bench, numerics)
     runs, streamed, full = [], [], []
     for prompt in _prompts(bench):
         plain = _run(bench, prompt, numerics)
@@ -171,6 +173,7 @@ def _mtp_is_plain(bench: Bench, numerics: Numerics) -> str:
 
 
 def _long(bench: Bench, numerics: Numerics, others: Iterable[dict[str, Any]]) -> str:
+    _need(bench, numerics)
     ids, plain = _past_512(bench, numerics)
     changes = [*others, *({"threads": n} for n in _threads(bench))]
     if bench.model.facts.has_head:
@@ -201,6 +204,14 @@ def _past_512(bench: Bench, numerics: Numerics) -> tuple[tuple[int, ...], Run]:
         if len(whole) + len(run.evidence.ids) > PADDED:
             return whole, run
     raise GateFailure(f"no evidence: no run of {LONG_PROMPT} tokens passes {PADDED} positions")
+
+
+def _need(bench: Bench, numerics: Numerics) -> None:
+    """Leave the gate where this build cannot have the profile."""
+    try:
+        bench.run(bench.general[0], n=1, numerics=numerics)
+    except RequestError as err:
+        raise NotApplicable(str(err)) from None
 
 
 def _prompts(bench: Bench, *, every: bool = False) -> tuple[Prompt, ...]:

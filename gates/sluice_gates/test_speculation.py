@@ -152,7 +152,6 @@ def test_oracle_drafter(bench: Bench) -> str:
     claims="an end of generation inside an accepted group ends the run there",
     kills=(
         "accept-one-more",
-        "accept-one-less",
         "rollback-skipped",
         "logits-stale-row",
         "catch-up-tail-kept",
@@ -165,8 +164,7 @@ def test_end_inside_group(bench: Bench) -> str:
 
     An oracle that drafts past the end moves it to every place of groups of 1 to 4 drafts.
 
-    Kills accept-one-more, accept-one-less, rollback-skipped, logits-stale-row, catch-up-tail-kept
-    and eog-kept.
+    Kills accept-one-more, rollback-skipped, logits-stale-row, catch-up-tail-kept and eog-kept.
     """
     runs, ended = [], 0
     for prompt in bench.prompts.endings:

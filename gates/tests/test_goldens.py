@@ -147,11 +147,8 @@ def test_a_plain_divergence_has_lengths_and_hashes(make_evidence: Make) -> None:
     assert plain_divergence(left, left)["diverges"] is False
 
 
-def test_recording_under_xdist_is_refused(
-    make_bench: BenchMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
-    goldens = dataclasses.replace(make_bench().goldens, recording=True, check=writing)
+def test_recording_under_xdist_is_refused(make_bench: BenchMaker) -> None:
+    goldens = dataclasses.replace(make_bench().goldens, recording=True, check=writing, worker="gw0")
     with pytest.raises(GateFailure, match="--force-regen under xdist"):
         goldens.compare(SECTION, {})
     assert list(goldens.folder.iterdir()) == []
@@ -187,6 +184,13 @@ def test_recording_keeps_the_other_gates_values(make_bench: BenchMaker) -> None:
     assert list(sections) == sorted(SECTIONS)
     assert sections[SECTION] == {"one": {"tokens": 2}}
     assert sections["mtp-divergence"] == {"one": {"tokens": 1}}
+
+
+def test_recording_drops_values_of_other_prompts(make_bench: BenchMaker) -> None:
+    bench = recorded(make_bench())
+    other = dataclasses.replace(bench.goldens, prompts_sha256="00", recording=True, check=writing)
+    other.compare(SECTION, {"one": {"tokens": 2}})
+    assert list(load(bench.goldens.path)["sections"]) == [SECTION]
 
 
 @pytest.mark.parametrize(

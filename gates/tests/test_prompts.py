@@ -30,6 +30,8 @@ def test_default_quantisations_have_prompts(quantisation: str) -> None:
     assert prompts.general
     assert prompts.divergence
     assert prompts.endings
+    for names in (prompts.general, prompts.divergence, prompts.endings):
+        assert len(set(names)) == len(names)
     assert 0.3 < prompts.acceptance_floor < 0.9
     assert prompts.table is None or prompts.table in prompts.divergence
 

@@ -13,6 +13,7 @@ import mmap
 import numpy as np
 import numpy.typing as npt
 
+from sluice.errors import SystemFault
 from sluice.streaming.layout import ExpertLayout, ExpertTensor
 from sluice.streaming.reader import ALIGNMENT, CHUNK_BYTES, Read
 
@@ -28,10 +29,9 @@ class Arena:
             sizes[tensor.part] = max(sizes.get(tensor.part, 0), tensor.size_bytes)
         # A page before and after: a window is rounded out to pages on both sides.
         self._maps = {
-            part: mmap.mmap(-1, -(-size // ALIGNMENT) * ALIGNMENT + 2 * ALIGNMENT,
-                            flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            part: _memory(-(-size // ALIGNMENT) * ALIGNMENT + 2 * ALIGNMENT)
             for part, size in sizes.items()
-        }  # fmt: skip
+        }
         self._bytes: dict[str, npt.NDArray[np.uint8]] = {
             part: np.frombuffer(memory, np.uint8) for part, memory in self._maps.items()
         }
@@ -89,3 +89,13 @@ class Arena:
             before + size,
             aligned=alignment == ALIGNMENT,
         )
+
+
+def _memory(size: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as err:
+        raise SystemFault(
+            f"no memory for the streamed experts: {size / 2**20:.0f} MiB of address space:"
+            f" {err.strerror}"
+        ) from None

@@ -45,8 +45,8 @@ class Case:
         control: both sides without the width-dependent kernels.
         parting: where the decode loops part though every value before was the same.
         width: whether the first node's movement is a width class.
-        drafts: draft width to the first step at which side B, run with it, leaves side A;
-            ``None`` where it does not.
+        drafts: draft width to the first step at which the side that drafts, run with it, leaves
+            the other side; ``None`` where it does not.
         wrong_rows: sentences on tokens that were chosen from another row than their own.
         n_slices: differing slices, listed or not.
         same_shape: whether the models are alike in all but their weights' bytes.
@@ -188,7 +188,8 @@ def _configuration(case: Case) -> list[str]:
         for n in ("temp", "top_k", "top_p", "seed") if a.get(n) != b.get(n)
     ]):  # fmt: skip
         found.append(f"sampled otherwise: {', '.join(changed)}")
-    only_end = all(d.kind in ("end", "groups") for d in others)
+    ended = case.failed_a is None and case.failed_b is None
+    only_end = ended and all(d.kind in ("end", "groups") for d in others)
     if only_end and a.get("n") != b.get("n") and first_token(case.a, case.b) is None:
         found.append(f"another length was asked for: n {a.get('n')} / {b.get('n')}")
     return found
@@ -229,7 +230,7 @@ def _state(case: Case) -> list[str]:
     if len(set(drafts.values())) > 1:
         spelled = ", ".join(f"draft {d}: {'none' if s is None else f'step {s}'}"
                             for d, s in sorted(drafts.items()))  # fmt: skip
-        found.append(f"where side B leaves side A depends on the draft width ({spelled})")
+        found.append(f"where the sides part depends on the draft width ({spelled})")
     after = _after_group(case)
     first = case.localisation.first if case.localisation is not None else None
     late = first is not None and first.step is not None and first.step > 0
@@ -327,14 +328,15 @@ def _explained(case: Case) -> list[str]:
             found.append(f"with {', '.join(attribution.kernels)} off on both sides they answer"
                          " alike")  # fmt: skip
         if found:
-            found.append(f"turned by {', '.join(attribution.flips)} alone")
+            alone = " alone" if len(attribution.flips) == 1 else ""
+            found.append(f"turned by {' and '.join(attribution.flips)}{alone}")
     return found
 
 
 def _after_group(case: Case) -> str | None:
     """The verify decode right before the first difference, in words."""
     steps = [d.step for d in case.differences if d.step is not None and d.kind != "config"]
-    group = last_group(case.b.groups, min(steps)) if steps else None
+    group = last_group(case.b.groups or case.a.groups, min(steps)) if steps else None
     return spelled(group) if group is not None else None
 
 

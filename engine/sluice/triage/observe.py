@@ -32,7 +32,24 @@ _SKIPPED = ("cache_", "rs_s_copy")
 _MOVED = frozenset({"VIEW", "PERMUTE", "TRANSPOSE", "CPY", "SET_ROWS", "NONE"})
 # Heads come before rows in these, and state has no rows: a count that fits would be chance.
 _ROWLESS = ("kq-", "kq_soft", "kqv-", "state_", "new_state")
+_DIGEST_BYTES = 16  # of a SHA-256
 _LOGITS_ROOM_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Digests(Sequence[bytes]):
+    """Digests one after the other: a long prompt has millions, and an object each is too much."""
+
+    joined: bytes
+
+    def __getitem__(self, index: Any) -> Any:
+        """One digest; ``index`` is not negative."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.joined[_DIGEST_BYTES * index : _DIGEST_BYTES * (index + 1)]
+
+    def __len__(self) -> int:
+        return len(self.joined) // _DIGEST_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +69,7 @@ class Look:
     shape: tuple[int, ...]
     axis: int | None
     first_row: int
-    digests: tuple[bytes, ...]
+    digests: Sequence[bytes]
     sizes: int
 
     @property
@@ -317,13 +334,13 @@ def _rows_axis(
     return None, 0
 
 
-def _digests(values: Array, axis: int | None) -> tuple[tuple[bytes, ...], int]:
-    if axis is None:
-        raw = np.ascontiguousarray(values)
-        return (hashlib.sha256(raw.data).digest(),), raw.nbytes
-    rows = np.ascontiguousarray(np.moveaxis(values, axis, 0)) if axis else values
-    digests = tuple(hashlib.sha256(np.ascontiguousarray(row).data).digest() for row in rows)
-    return digests, int(values.nbytes // len(digests))
+def _digests(values: Array, axis: int | None) -> tuple[Digests, int]:
+    """A digest a row, or one of the whole; and the bytes that each is of."""
+    rows = values[None] if axis is None else np.moveaxis(values, axis, 0)
+    digests = [
+        hashlib.sha256(np.ascontiguousarray(row).data).digest()[:_DIGEST_BYTES] for row in rows
+    ]
+    return Digests(b"".join(digests)), int(values.size * values.itemsize // len(digests))
 
 
 def _row(values: Array, look: Look, row: int | None) -> Array:

@@ -100,8 +100,8 @@ class Side:
     def pieces(self, ids: Iterable[int]) -> dict[int, str]:
         """What each of ``ids`` stands for; bytes that are not a character show as U+FFFD."""
         wanted = sorted(set(ids))
-        with Session(self.config.replace(mtp=False, moe_stream=False, load_all=False,
-                                         poison=False, ctx=16)) as session:  # fmt: skip
+        # Streamed, a model opens by its header: nothing of it is read for this.
+        with Session(self.config.replace(mtp=False, ctx=16)) as session:
             return {i: session.detokenize([i]).decode("utf-8", "replace") for i in wanted}
 
 

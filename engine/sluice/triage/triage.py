@@ -147,8 +147,9 @@ class _Work:
             ).attribute()
             same_loop = classify.same_loop(self.a.config, self.b.config)
             self.control = control(a, b, same_loop=same_loop)
-        if b.config.mtp and same_model and b.config.draft <= _SWEEP_MAX:
-            self.drafts = self._sweep(b, runner, level)
+        drafting = next((i for i, one in ((1, b), (0, a)) if one.config.mtp), None)
+        if drafting is not None and same_model:
+            self.drafts = self._sweep(drafting, runner, level)
 
     def finding(self, labels: tuple[str, str]) -> Finding:
         reruns = self.reruns
@@ -217,19 +218,22 @@ class _Work:
         end = first + 2 if group is None else group.step + len(group.drafted) + 2
         return max(1, min(end, longest))
 
-    def _sweep(self, side: Side, runner: Runner, level: Level) -> dict[int, int | None]:
+    def _sweep(self, index: int, runner: Runner, level: Level) -> dict[int, int | None] | None:
+        """Where the side that drafts leaves the other one, by draft width."""
         first = compare.first_token if level == "ids" else compare.first_moved
-        found = {side.config.draft: first(self.a, self.b)}
+        side, other = self.sides[index], self.outcomes[1 - index].evidence
+        if side is None or side.config.draft > _SWEEP_MAX:
+            return None
+        found = {side.config.draft: first(other, self.outcomes[index].evidence)}
         for draft in SWEPT_DRAFTS:
-            if draft in found or side.config.draft_min > draft:
-                continue
             config = side.config.replace(draft=draft)
-            if min(config.ubatch, config.ctx) < draft + 2:
+            narrow = min(config.ubatch, config.ctx) < draft + 2
+            if draft in found or config.draft_min > draft or narrow:
                 continue
             with contextlib.suppress(SluiceError):
                 outcome = runner(side.with_config(config, side.off))
                 if outcome.failed is None:
-                    found[draft] = first(self.a, outcome.evidence)
+                    found[draft] = first(other, outcome.evidence)
         return found
 
     def _weights(self) -> tuple[tuple[SliceDifference, ...], int, bool]:

@@ -87,6 +87,7 @@ class Token:
 
 class FakeGeneration:
     def __init__(self, engine: FakeEngine, prompt: str, record: bool) -> None:
+        self.tail = ""
         self.metrics = engine.metrics
         self._engine, self._prompt, self._record = engine, prompt, record
 

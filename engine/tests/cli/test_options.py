@@ -41,7 +41,7 @@ def test_the_options_of_the_issue_are_there() -> None:
 def test_ranges_and_choices_stand_in_the_help() -> None:
     assert "[1 to 8; default: 3]" in (OPTIONS["draft"].help or "")
     assert "[1 or more; default: 128]" in (OPTIONS["n"].help or "")
-    assert OPTIONS["flash_attn"].metavar == "on|off"
+    assert OPTIONS["flash_attn"].metavar == "auto|on|off"
 
 
 def test_no_two_options_share_a_flag() -> None:

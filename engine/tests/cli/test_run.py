@@ -96,7 +96,7 @@ def test_warnings(command: Command, engine: FakeEngine, model: Path) -> None:
         (["-p", "x", "--draft", "9"], "--draft 9: must be at most 8"),
         (["-p", "x", "--seed", "-1"], "--seed -1: must be at least 0"),
         (["-p", "x", "--top-p", "nan"], "--top-p nan: must be a finite number"),
-        (["-p", "x", "--flash-attn", "auto"], "--flash-attn auto: must be one of on, off"),
+        (["-p", "x", "--flash-attn", "maybe"], "--flash-attn maybe: must be one of auto, on, off"),
         (["-p", "x", "--mtp", "--temp", "0.5"], "--mtp with --temp 0.5: "),
         (["-p", "x", "--mtp", "--ubatch", "4"], "--ubatch 4: too narrow"),
         (["-p", "x", "--load-all"], "--load-all: only has a meaning when"),

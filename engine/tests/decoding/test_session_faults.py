@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from gguf import GGUFValueType
 
 from sluice.config import Config
 from sluice.decoding.session import Session
-from sluice.errors import ModelError, ReadFault, RequestError, SluiceError
+from sluice.errors import ModelError, ReadFault, RequestError, SluiceError, SystemFault
+from sluice.seams import Seams
 
 from .comparing import same
 
@@ -87,7 +90,7 @@ def test_an_end_of_generation_ends_the_run(
 def test_a_head_that_lost_its_tensors_is_refused_in_llama_cpps_words(
     config: Config, rewrite: Rewrite, tmp_path: Path
 ) -> None:
-    path = rewrite(tmp_path / "m.gguf", drop=".nextn.")
+    path = rewrite(tmp_path / "m.gguf", drop=r"\.nextn\.")
     with pytest.raises(ModelError, match=r"tensor 'blk\.4\.nextn\.eh_proj\.weight' not found"):
         Session(config.replace(model=str(path), mtp=True))
 
@@ -100,7 +103,7 @@ def test_a_model_without_a_head_is_refused_and_runs_without(
         f"{arch}.nextn_predict_layers": None,
         f"{arch}.block_count": (4, GGUFValueType.UINT32),
     }
-    path = rewrite(tmp_path / "m.gguf", keys=keys, drop="blk.4.")
+    path = rewrite(tmp_path / "m.gguf", keys=keys, drop=r"^blk\.4\.")
     with pytest.raises(RequestError, match=r"^--mtp: .* has no MTP head .*; drop --mtp, or"):
         opened(model=str(path), mtp=True)
     bare = opened(model=str(path), moe_stream=True).generate(prompt).run().evidence()
@@ -119,7 +122,7 @@ def test_a_shard_is_refused_for_streaming(config: Config, rewrite: Rewrite, tmp_
 def test_what_stopped_an_opening_leaves_nothing_open(
     config: Config, rewrite: Rewrite, tmp_path: Path
 ) -> None:
-    path = rewrite(tmp_path / "m.gguf", drop=".nextn.")
+    path = rewrite(tmp_path / "m.gguf", drop=r"\.nextn\.")
     before = descriptors()
     for _ in range(10):
         with pytest.raises(ModelError):
@@ -155,3 +158,33 @@ def test_opening_and_closing_leaks_nothing(config: Config, changes: dict[str, An
     assert after[1] - held < 8 << 20
     assert after[2] - maps < 20
     assert not [t for t in threading.enumerate() if t.name.startswith("lane")]
+
+
+def test_a_closed_session_lets_go_of_the_buffers(config: Config) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        session = Session(config.replace(**STREAMED, **MTP))
+        session.generate([5, 6], n=3).run()
+        assert session.streamer is not None
+        seen = weakref.ref(session.streamer.arena._bytes["up"])
+        session.close()
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+class Unread(Seams):
+    """A fault of the reader: nothing of a layer is read."""
+
+    def slice_source(self, layer: int, part: str, expert: int, n_expert: int) -> int | None:
+        return None if layer == 2 else expert
+
+
+@pytest.mark.parametrize("changes", [{}, {"temp": 0.8}, {"temp": 0.8, "top_k": 0}, MTP], ids=str)
+def test_weights_that_were_never_read_are_a_fault(
+    opened: Open, prompt: str, changes: dict[str, Any]
+) -> None:
+    session = opened(moe_stream=True, poison=True, **changes, session={"seams": Unread()})
+    with pytest.raises(SystemFault, match=r"not numbers .* weights that were never read"):
+        session.generate(prompt).run()

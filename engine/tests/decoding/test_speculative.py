@@ -56,6 +56,15 @@ def test_drafts_of_one_and_three_give_one_sequence(run: Callable[..., Evidence])
     assert len(three.groups) < len(one.groups)
 
 
+def test_what_is_drafted_first_does_not_depend_on_the_width(run: Callable[..., Evidence]) -> None:
+    """The head's state is that of the confirmed sequence, whatever was rejected on the way."""
+    first = [{g.step: g.drafted[0] for g in run(draft=d).groups} for d in (1, 2, 3)]
+    for other in first[1:]:
+        shared = first[0].keys() & other.keys()
+        assert len(shared) > 8
+        assert {s: first[0][s] for s in shared} == {s: other[s] for s in shared}
+
+
 @pytest.mark.parametrize("changes", [{"draft": 2}, {"draft": 3, "mtp_p_min": 0.6}], ids=str)
 def test_groups_spell_the_ids(run: Callable[..., Evidence], changes: dict[str, Any]) -> None:
     evidence = run(**changes)

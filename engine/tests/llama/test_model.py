@@ -65,7 +65,7 @@ def test_the_head_is_counted(loaded: Model) -> None:
 def test_llama_cpps_own_words_are_passed_on(
     rewrite: Callable[..., Path], tmp_path: Path, by_header: bool
 ) -> None:
-    path = rewrite(tmp_path / "m.gguf", drop=".nextn.")
+    path = rewrite(tmp_path / "m.gguf", drop=r"\.nextn\.")
     with pytest.raises(ModelError, match=r"blk\.4\.nextn\.eh_proj\.weight") as refused:
         Model(path, load_mtp=True, by_header=by_header)
     assert str(refused.value).startswith(f"{path}: llama.cpp cannot open it: ")
@@ -73,7 +73,7 @@ def test_llama_cpps_own_words_are_passed_on(
 
 
 def test_the_words_are_those_of_this_load(tmp_path: Path, rewrite: Callable[..., Path]) -> None:
-    first = rewrite(tmp_path / "m.gguf", drop=".nextn.")
+    first = rewrite(tmp_path / "m.gguf", drop=r"\.nextn\.")
     second = rewrite(tmp_path / "n.gguf", drop="output_norm")
     for path, words in ((first, "eh_proj"), (second, "output_norm"), (first, "eh_proj")):
         with pytest.raises(ModelError, match=words):

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sluice.errors import SystemFault
 from sluice.gguf.header import Header, read_header
 from sluice.llama.quantize import quantize
 from sluice.streaming.arena import POISON, Arena
@@ -147,3 +148,9 @@ def test_layers_share_the_buffers_of_the_widest() -> None:
     assert span(arena, "up")[1] - span(arena, "up")[0] == (4 << 20) + 2 * ALIGNMENT
     assert arena.size_bytes == (4 << 20) + 2 * ALIGNMENT + 3 * ALIGNMENT
     assert arena.address(wide) + 32 == arena.address(narrow)
+
+
+def test_no_address_space_is_a_fault() -> None:
+    tensor = ExpertTensor("t", 0, "up", 32, 1 << 55, 4)
+    with pytest.raises(SystemFault, match=r"no memory for the streamed experts: .* MiB of addr"):
+        Arena(ExpertLayout({0: (tensor,)}, 1))

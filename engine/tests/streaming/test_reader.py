@@ -195,6 +195,26 @@ def test_a_read_that_is_refused_falls_back_with_one_warning(
     assert len(warned) == 1
 
 
+@pytest.mark.usefixtures("direct")
+def test_lanes_that_are_refused_at_once_warn_once(
+    make: Callable[..., SliceReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warned: list[str] = []
+    reader = make(lanes=4, warn=warned.append)
+    whole, meeting = os.preadv, threading.Barrier(4)
+
+    def together(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        try:
+            return whole(fd, buffers, offset)
+        finally:
+            if fd == reader._direct:
+                meeting.wait(10)
+
+    monkeypatch.setattr(os, "preadv", together)
+    reader.read([window(i * 10_000, 5000, shift=1) for i in range(4)])
+    assert len(warned) == 1
+
+
 def test_a_file_system_without_o_direct_is_warned_of_once(
     make: Callable[..., SliceReader],
 ) -> None:

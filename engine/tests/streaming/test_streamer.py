@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from gguf import GGUFReader
 
 from sluice.decoding.session import Session
 from sluice.errors import SystemFault
@@ -228,3 +229,27 @@ def test_the_flat_reading_of_a_strided_view_is_another_one(opened: Open) -> None
     session = opened(moe_stream=True, session={"seams": Both()})
     next(session.generate([5, 6, 7, 8, 9]))
     assert any(differs)
+
+
+@pytest.fixture
+def fused(model: Path, rewrite: Callable[..., Path], tmp_path: Path) -> Path:
+    """The model with its gate and up projections in one tensor a layer."""
+    found = {t.name: t for t in GGUFReader(model).tensors}
+    tensors: dict[str, Any] = {}
+    for layer in range(N_TRUNK + 1):
+        gate, up = (found[f"blk.{layer}.ffn_{p}_exps.weight"] for p in ("gate", "up"))
+        both = np.concatenate([gate.data, up.data], axis=1)
+        tensors[f"blk.{layer}.ffn_gate_up_exps.weight"] = both, gate.tensor_type
+    return rewrite(tmp_path / "fused.gguf", tensors=tensors, drop=r"ffn_(gate|up)_exps\.")
+
+
+@pytest.mark.parametrize("mtp", [False, True])
+def test_fused_experts_are_streamed(opened: Open, fused: Path, prompt: str, mtp: bool) -> None:
+    streamed = opened(model=str(fused), moe_stream=True, poison=True, mtp=mtp)
+    assert streamed.streamer is not None
+    assert set(streamed.streamer.arena._maps) == {"gate_up", "down"}
+    resident = opened(model=str(fused), mtp=mtp).generate(prompt).run().evidence()
+    evidence = streamed.generate(prompt).run().evidence()
+    assert evidence.logits_sha256 == resident.logits_sha256
+    assert evidence.groups == resident.groups
+    assert resident.ids == opened(mtp=mtp).generate(prompt).run().ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sluice.triage.localise import locate, logits_rows, measured, paired_rows
-from sluice.triage.observe import Decode, Look, described, layer_of
+from sluice.triage.observe import Decode, Look, layer_of
 
 WIDTH = 4
 
@@ -97,4 +97,3 @@ def test_layers_by_name() -> None:
     assert layer_of("node_7", ["blk.4.attn_q.weight", "x"]) == 4
     assert layer_of("get_rows(cache_s_l1 (reshaped))") == 1
     assert layer_of("result_output", ["output.weight"]) is None
-    assert callable(described)

@@ -64,3 +64,11 @@ def test_an_arm_answers_as_this_process_does(lab) -> None:
 def test_an_arm_that_is_refused_says_why(lab) -> None:
     with pytest.raises(SystemFault, match="the prompt is empty"):
         in_own_process(Side(lab.q8, ""))
+
+
+def test_the_side_that_drafts_may_be_either(lab) -> None:
+    mtp = lab.f32.replace(n=8, mtp=True)
+    found = triage(mtp, lab.f32.replace(n=8), prompt=lab.prompt, isolated=False)
+    assert found.classification.name == "NUMERIC"
+    assert found.control.agrees
+    assert found.attribution.flips == ("mtp",)
