@@ -21,22 +21,29 @@ def model_path(model: str) -> Path:
         ModelError: the bundled model is not in this installation.
     """
     if model != BUNDLED:
-        path = Path(model).expanduser()
-        if path.is_dir():
-            raise RequestError(f"{model}: is a folder; give the gguf file in it")
-        if path.exists() and not path.is_file():
-            raise RequestError(f"{model}: is not a regular file; give the path of a gguf")
-        if not path.is_file():
-            raise RequestError(
-                f"{model}: no such file; give the path of a gguf, or the word bundled"
-            )
-        return path
+        return _named(model)
     for folder in (_PACKAGE / "_bundled" / "models", _CHECKOUT / "gates" / "models"):
         if (folder / MODEL_NAME).is_file():
             return folder / MODEL_NAME
     raise ModelError(
         f"bundled: {MODEL_NAME} is not in this installation; reinstall sluicegate, or name a gguf"
     )
+
+
+def _named(model: str) -> Path:
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            raise RequestError(f"{model}: is a folder; give the gguf file in it")
+        if path.is_file():
+            return path
+        exists = path.exists()
+    except (OSError, RuntimeError, ValueError) as err:
+        reason = err.strerror if isinstance(err, OSError) else str(err)
+        raise RequestError(f"{model}: no such file: {reason}; give the path of a gguf") from None
+    if exists:
+        raise RequestError(f"{model}: is not a regular file; give the path of a gguf")
+    raise RequestError(f"{model}: no such file; give the path of a gguf, or the word bundled")
 
 
 def goldens_folder() -> Path:

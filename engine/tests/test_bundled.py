@@ -84,3 +84,9 @@ def test_goldens_of_the_wheel_come_before_those_of_the_checkout(
 
 def test_the_bundled_model_is_small_enough_to_ship() -> None:
     assert bundled.model_path("bundled").stat().st_size <= 15_000_000
+
+
+@pytest.mark.parametrize("model", ["~nosuchuser/x.gguf", "a" * 5000, "a\0b"])
+def test_a_name_that_the_system_refuses_is_one_line(model: str) -> None:
+    with pytest.raises(RequestError, match="no such file"):
+        bundled.model_path(model)

@@ -29,10 +29,11 @@ class PromptSet:
 
     Args:
         general: for identity and speculation.
-        divergence: found by search to diverge on this quantisation; for a model without a
-            search, the general ones, which may or may not.
+        divergence: found by search to diverge on this quantisation. Without a search, what was
+            found for other quantisations of the bundled model, or the general ones: they may
+            diverge or not.
         table: the one whose five-row table is shown, if one is recorded.
-        endings: the model ends by itself within an accepted group.
+        endings: the model ends by itself within an accepted group; without a search, perhaps.
         acceptance_floor: least share of drafts accepted over the general prompts at draft 3.
         searched: whether ``divergence`` and ``endings`` were found by search.
     """
@@ -61,7 +62,12 @@ def prompt_set(quantisation: str | None) -> PromptSet:
     general = named(raw["general"])
     found = raw["quantisations"].get(quantisation)
     if found is None:
-        return PromptSet(general, general, None, general, USER_FLOOR, searched=False)
+        others = raw["quantisations"].values() if quantisation is not None else ()
+        divergence, endings = (
+            named(sorted({name for other in others for name in other[kind]})) or general
+            for kind in ("divergence", "endings")
+        )
+        return PromptSet(general, divergence, None, endings, USER_FLOOR, searched=False)
     table = found["table"]
     return PromptSet(
         general=general,

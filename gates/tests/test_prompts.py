@@ -45,7 +45,16 @@ def test_another_model_gets_the_general_prompts() -> None:
     assert prompts.divergence == prompts.endings == prompts.general
     assert prompts.acceptance_floor == USER_FLOOR
     assert not prompts.searched
-    assert prompt_set("Q6_K") == prompts
+
+
+def test_a_quantisation_without_a_search_tries_what_was_found_for_others() -> None:
+    prompts = prompt_set("Q6_K")
+    assert not prompts.searched
+    assert prompts.table is None
+    for quantisation in DEFAULT_TYPES:
+        found = prompt_set(quantisation)
+        assert set(found.divergence) <= set(prompts.divergence)
+        assert set(found.endings) <= set(prompts.endings)
 
 
 def test_the_hash_is_of_the_texts() -> None:
