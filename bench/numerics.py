@@ -19,16 +19,17 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 from sluice.bundled import BUNDLED, model_path
 from sluice.config import Config, Numerics
 from sluice.decoding.session import Session
 from sluice.doctor.build import examine_build
-from sluice.telemetry.evidence import write_whole
+from sluice.telemetry.files import write_whole
 from synthetic import synthetic_model
 
 SCHEMA = "sluice-bench/1"
-PROFILES: tuple[Numerics, ...] = ("default", "decode-invariant", "invariant")
+PROFILES: tuple[Numerics, ...] = get_args(Numerics)
 DRAFT = 3
 ROUNDS = 9
 PREFILL = 512

@@ -6,13 +6,14 @@ head's drafts are right most of the time, as a trained head's are. It speaks no 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
+
+from sluice.telemetry.files import atomic
 
 N_VOCAB, N_EMBD, N_LAYER = 8192, 1024, 8
 N_EXPERT, N_USED, N_FF = 64, 8, 512
@@ -34,12 +35,8 @@ def synthetic_model(folder: Path) -> Path:
     out = folder / f"sluice-synthetic-{N_LAYER}x{N_EXPERT}-Q4_K-{SEED}.gguf"
     if not out.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        part = out.with_name(f".{out.name}.{os.getpid()}")
-        try:
+        with atomic(out) as part:
             _write(part)
-            part.replace(out)
-        finally:
-            part.unlink(missing_ok=True)
     return out
 
 

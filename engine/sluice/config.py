@@ -1,7 +1,7 @@
 """Every knob of a run, its range, and the rules between knobs.
 
-One frozen :class:`Config` describes a run completely. :func:`validate` is pure: it opens no
-model and touches no llama.cpp, so a wrong request is refused before anything is loaded.
+One frozen :class:`Config` describes a run completely. :func:`validate` needs no model and no
+llama.cpp (the platform is all it asks), so a wrong request is refused before anything is loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sluice.errors import RequestError
 
@@ -90,7 +90,7 @@ class Config:
         "auto",
         "--flash-attn",
         "Fused attention kernels; auto is on, but off where --numerics is not default.",
-        choices=("auto", "on", "off"),
+        choices=get_args(FlashAttn),
     )
     temp: float = _knob(
         0.0, "--temp", "Sampling temperature; 0 is greedy.", low=0.0, high=100.0, per_call=True
@@ -136,14 +136,14 @@ class Config:
         "prefix", "--catch-up",
         "Control: what the head catches up on after a verify decode, the accepted prefix or"
         " the whole batch.",
-        choices=("prefix", "batch"),
+        choices=get_args(CatchUp),
     )  # fmt: skip
     numerics: Numerics = _knob(
         "default",
         "--numerics",
         "Which bits may depend on how many rows are computed together: any (default), those of"
         " the prompt (decode-invariant), none (invariant).",
-        choices=("default", "decode-invariant", "invariant"),
+        choices=get_args(Numerics),
     )
 
     def replace(self, **changes: Any) -> Config:
@@ -175,6 +175,11 @@ class Config:
 def knobs() -> dict[str, Knob]:
     """Field name to :class:`Knob`, in declaration order (``model`` is not a knob)."""
     return {f.name: f.metadata["knob"] for f in dataclasses.fields(Config) if "knob" in f.metadata}
+
+
+def can_stream() -> bool:
+    """Whether experts can be streamed on this platform at all (O_DIRECT, call slots)."""
+    return sys.platform.startswith("linux")
 
 
 def validate(config: Config) -> Config:
@@ -261,7 +266,7 @@ def _check_rules(c: Config) -> None:
             f"--ubatch {width}: too narrow to verify --draft {c.draft} and roll it back;"
             f" set --ubatch to {c.draft + 2} or more, or narrow --draft"
         )
-    if c.moe_stream and not sys.platform.startswith("linux"):
+    if c.moe_stream and not can_stream():
         raise RequestError("--moe-stream: needs Linux (O_DIRECT, call slots); drop it to run"
                            " resident")  # fmt: skip
     if not c.moe_stream:

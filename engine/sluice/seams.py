@@ -1,8 +1,9 @@
-"""The places where a test may plant a fault: one small object, inert in every normal run.
+"""The places where a test may plant a fault: three small classes, inert in every normal run.
 
 The reader, the eval hook and the decode loops call these methods at the points where engines
-of this kind have been seen to go wrong. The base class does nothing but pass values through;
-the gates' fault module overrides one method at a time and shows that a gate notices.
+of this kind have been seen to go wrong. The base classes do nothing but pass
+values through; the gates' fault module overrides one method at a time and shows that a gate
+notices.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ from sluice.config import Config
 from sluice.errors import RequestError
 from sluice.targets import EngineTarget, quantize
 from sluice.telemetry.evidence import Evidence
+from sluice_gates.models import DEFAULT_TYPES, MASTER_TYPE
 
 N_TOKENS = 128
 CTX = 1024
-MASTER_TYPE = "Q8_0"
 SNIPPET_CHARACTERS = (60, 700)
 
 
@@ -135,7 +135,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("master", type=Path, help="the bundled model")
-    parser.add_argument("--quants", default="Q8_0,Q4_K_M,MXFP4_MOE")
+    parser.add_argument("--quants", default=",".join(DEFAULT_TYPES))
     parser.add_argument("--count", type=int, default=400, help="snippets a quantisation")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True, help="JSON file")

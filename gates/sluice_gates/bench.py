@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,16 +9,15 @@ from typing import Any, Protocol
 
 from sluice.config import Config
 from sluice.errors import GateFailure, RequestError
-from sluice.targets import CommandTarget, Drafter, EngineTarget, Outcome, Run
+from sluice.targets import CommandTarget, Drafter, EngineTarget, Outcome, Run, can_stream
 from sluice.telemetry.evidence import Evidence
 from sluice_gates.compare import difference, digest
-from sluice_gates.gate import Level
+from sluice_gates.gate import Level, NotApplicable, NotRecorded
 from sluice_gates.goldens import Goldens
 from sluice_gates.models import Model
 from sluice_gates.prompts import Prompt, PromptSet
 
 CTX = 1024
-SMALL_BYTES = 64 << 20
 LONG = 128
 """Tokens of the runs whose values are recorded: short runs hide a parity that does not last."""
 
@@ -100,6 +98,9 @@ class Bench:
     parted: tuple[Evidence, Evidence] | None = None
     """The two runs that a gate has failed over, for the triage."""
 
+    unjudged: NotApplicable | NotRecorded | None = None
+    """Why a gate came to neither pass nor failure."""
+
     @property
     def general(self) -> tuple[Prompt, ...]:
         """The prompts of identity and speculation gates."""
@@ -108,7 +109,7 @@ class Bench:
     @property
     def streams(self) -> bool:
         """Whether experts can be streamed: the model has some, the platform can."""
-        return self.model.facts.has_experts and hasattr(os, "preadv")
+        return self.model.facts.has_experts and can_stream()
 
     @property
     def memory_modes(self) -> tuple[bool, ...]:
@@ -130,12 +131,11 @@ class Bench:
 
     def config(self, **changes: Any) -> Config:
         """The ordinary configuration with ``changes``; small models gain nothing by threads."""
-        small = self.model.path.stat().st_size < SMALL_BYTES
         base = Config(
             model=str(self.model.path),
             n=self.n,
             ctx=CTX,
-            threads=1 if small else 0,
+            threads=1 if self.model.is_small else 0,
         )
         return base.replace(**changes)
 

@@ -101,10 +101,9 @@ def gate(
         def test(bench: Bench) -> None:
             try:
                 made.run(bench)
-            except NotApplicable as why:
-                pytest.skip(f"NOT APPLICABLE: {why}")
-            except NotRecorded as why:
-                pytest.skip(f"NOT RECORDED: {why}")
+            except (NotApplicable, NotRecorded) as why:
+                bench.unjudged = why
+                pytest.skip(str(why))
 
         setattr(test, ATTRIBUTE, made)
         return test

@@ -19,7 +19,7 @@ from sluice.errors import GateFailure
 from sluice.telemetry.evidence import Evidence
 from sluice_gates.compare import digest, first_differing, first_step
 from sluice_gates.gate import NotRecorded
-from sluice_gates.models import Model
+from sluice_gates.models import DEFAULT_TYPES, Model
 
 SCHEMA = "sluice-golden/1"
 SECTIONS = ("golden-plain", "ubatch-1-divergence", "mtp-divergence")
@@ -60,6 +60,8 @@ class Goldens:
     def how_to_record(self) -> str:
         """The command that records this model's values."""
         named = "" if self.model.is_bundled else f" --sluice-model {self.model.path}"
+        if self.model.is_bundled and self.model.label not in DEFAULT_TYPES:
+            named = f" --sluice-quants {self.model.label}"
         folder = "DIR" if self.shipped and not self.model.is_bundled else str(self.folder)
         return (
             f"pytest --pyargs sluice_gates -p no:xdist{named} --sluice-goldens {folder}"

@@ -18,6 +18,7 @@ from sluice.targets import ModelFacts, model_facts, quantize
 MASTER_TYPE = "Q8_0"
 DEFAULT_TYPES = ("Q8_0", "Q4_K_M", "MXFP4_MOE")
 ALL_TYPES = (*DEFAULT_TYPES, "F16", "BF16", "Q6_K", "IQ4_XS", "Q5_0", "Q4_0")
+SMALL_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,11 @@ class Model:
         """The label of a quantisation of the bundled model."""
         return self.label if self.is_bundled else None
 
+    @property
+    def is_small(self) -> bool:
+        """Whether runs of it are cheap, and gain nothing by threads."""
+        return self.path.stat().st_size < SMALL_BYTES
+
 
 def labels(named: str, types: str | None) -> list[str]:
     """One label a model that ``--sluice-model`` and ``--sluice-quants`` ask for.
@@ -59,7 +65,7 @@ def labels(named: str, types: str | None) -> list[str]:
         return [Path(named).stem]
     if types is None:
         return list(DEFAULT_TYPES)
-    wanted = list(ALL_TYPES) if types == "all" else types.split(",")
+    wanted = list(ALL_TYPES) if types == "all" else list(dict.fromkeys(types.split(",")))
     for name in wanted:
         if name not in ALL_TYPES:
             raise RequestError(

@@ -16,13 +16,14 @@ from sluice.bundled import BUNDLED, goldens_folder
 from sluice.errors import GateFailure, ModelError, RequestError, SluiceError
 from sluice.targets import Run
 from sluice.telemetry.evidence import Evidence
-from sluice_gates.bench import SMALL_BYTES, Bench, Recorder, RunKey
+from sluice.telemetry.verdicts import ERROR, FAIL, NOT_APPLICABLE, NOT_RECORDED, PASS, Verdict, Word
+from sluice_gates.bench import Bench, Recorder, RunKey
 from sluice_gates.collector import CANNOT_OPEN, FINGERPRINT, ORDER, SUMMARY, Collector
-from sluice_gates.gate import Gate, family_rank, gate_of
+from sluice_gates.gate import Gate, NotRecorded, family_rank, gate_of
 from sluice_gates.goldens import Check, Goldens
 from sluice_gates.models import DEFAULT_TYPES, Model, labels, open_model
 from sluice_gates.prompts import PromptSet, prompt_set
-from sluice_gates.report import Verdict, Word
+from sluice_gates.report import properties_of
 from sluice_gates.triaged import triaged
 
 _RUNS = pytest.StashKey[dict[str, dict[RunKey, Run]]]()
@@ -136,20 +137,21 @@ def pytest_runtest_makereport(
         return report
     made = item.stash.get(_BENCH, None)
     verdict, evidence = _judge(report, call, made)
-    if verdict == "NOT RECORDED" and item.config.getoption("--sluice-strict"):
-        verdict, evidence = "FAIL", f"NOT RECORDED: {evidence}"
-        report.outcome = "failed"
+    if verdict == NOT_RECORDED and item.config.getoption("--sluice-strict"):
+        verdict, evidence = FAIL, f"{NOT_RECORDED}: {evidence}"
+    if verdict in (FAIL, ERROR):
+        report.outcome = "failed"  # also what pytest takes for a skip
     label = _label(item)
     triage = ""
-    if verdict == "FAIL" and made is not None and made.parted is not None:
-        found = triaged(made.parted, whole=made.model.path.stat().st_size < SMALL_BYTES)
+    if verdict == FAIL and made is not None and made.parted is not None:
+        found = triaged(made.parted, whole=made.model.is_small)
         evidence, triage = f"{evidence}; triage: {found.summary}", found.text
         report.sections.append(("sluice triage", triage))
-    if verdict in ("FAIL", "ERROR") and not _is_defect(call):
+    if verdict in (FAIL, ERROR) and not _is_defect(call):
         report.longrepr = f"{gate.name} [{label}], {gate.level}: {evidence}"
-    properties = Verdict(
-        gate.name, label, gate.level, verdict, evidence, gate.kills, call.duration, triage
-    ).properties()
+    properties = properties_of(
+        Verdict(gate.name, label, gate.level, verdict, evidence, gate.kills, call.duration, triage)
+    )
     properties.append((ORDER, str(item.session.items.index(item))))
     if call.excinfo is not None and call.excinfo.errisinstance((CannotOpen, ModelError)):
         properties.append((CANNOT_OPEN, evidence))
@@ -167,20 +169,20 @@ def _judge(
     report: pytest.TestReport, call: pytest.CallInfo[None], made: Bench | None
 ) -> tuple[Word, str]:
     if report.passed:
-        return "PASS", "; ".join(made.notes) if made is not None else ""
+        return PASS, "; ".join(made.notes) if made is not None else ""
     error = call.excinfo.value if call.excinfo is not None else None
     words = " ".join(str(error).split())
     if report.skipped:
-        skips: tuple[Word, ...] = ("NOT RECORDED", "NOT APPLICABLE")
-        for word in skips:
-            if words.startswith(f"{word}: "):
-                return word, words.removeprefix(f"{word}: ")
-        return "NOT APPLICABLE", words
+        why = made.unjudged if made is not None else None
+        if why is None:
+            return ERROR, f"skipped, and not by the gate: {words}"
+        word: Word = NOT_RECORDED if isinstance(why, NotRecorded) else NOT_APPLICABLE
+        return word, " ".join(str(why).split())
     if isinstance(error, GateFailure):
-        return "FAIL", words
+        return FAIL, words
     if isinstance(error, (SluiceError, CannotOpen)):
-        return "ERROR", words
-    return "ERROR", f"{type(error).__name__}: {words}"
+        return ERROR, words
+    return ERROR, f"{type(error).__name__}: {words}"
 
 
 def _is_defect(call: pytest.CallInfo[None]) -> bool:

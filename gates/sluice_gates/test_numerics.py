@@ -8,7 +8,8 @@ from typing import Any
 from sluice.config import DRAFT_MAX, Numerics
 from sluice.errors import GateFailure, RequestError
 from sluice.targets import Run, draft_groups
-from sluice_gates.bench import SMALL_BYTES, Bench, accepted_and_rejected, measured, streamed_mib
+from sluice.targets.widths import spelled_drafts
+from sluice_gates.bench import Bench, accepted_and_rejected, measured, streamed_mib
 from sluice_gates.compare import difference
 from sluice_gates.gate import NotApplicable, gate
 from sluice_gates.prompts import Prompt
@@ -136,7 +137,7 @@ def test_default_width_classes(bench: Bench) -> str:
         narrow = bench.run_ids("long", ids, n=SHORT, ubatch=n)
         across += 1
         moved += difference(whole.evidence, narrow.evidence, "logits") is not None
-    words = " | ".join(_spelled(group) for group in groups)
+    words = " | ".join(spelled_drafts(group) for group in groups)
     if not moved:
         raise NotApplicable(
             f"vacuous: no logit moved in {across} comparisons across the classes {words}"
@@ -216,7 +217,7 @@ def _need(bench: Bench, numerics: Numerics) -> None:
 
 def _prompts(bench: Bench, *, every: bool = False) -> tuple[Prompt, ...]:
     """A large model gets one prompt: these gates run each some thirty times."""
-    if bench.model.path.stat().st_size > SMALL_BYTES:
+    if not bench.model.is_small:
         return bench.general[:1]
     return bench.general if every else bench.general[:2]
 
@@ -244,11 +245,3 @@ def _drafting(bench: Bench, prompt: Prompt, draft: int) -> Run:
 def _words(changes: dict[str, Any]) -> str:
     words = [name if value is True else f"{name} {value}" for name, value in changes.items()]
     return " ".join(words) or "again"
-
-
-def _spelled(group: tuple[int, ...]) -> str:
-    drafts = [draft for draft in group if draft]
-    words = [*(["plain"] if 0 in group else [])]
-    if drafts:
-        words.append(f"draft {drafts[0]}" + (f" to {drafts[-1]}" if len(drafts) > 1 else ""))
-    return " and ".join(words)

@@ -249,18 +249,17 @@ def test_draft_min(bench: Bench) -> str:
         raise GateFailure("no evidence: no probability floor gives short and full drafts")
     words = []
     for minimum in (1, 2, 3):
-        for prompt, run in zip(bench.general, free, strict=True):
-            made = bench.run(prompt, mtp=True, mtp_p_min=p_min, draft_min=minimum)
+        mine = [
+            bench.run(prompt, mtp=True, mtp_p_min=p_min, draft_min=minimum)
+            for prompt in bench.general
+        ]
+        for prompt, run, made in zip(bench.general, free, mine, strict=True):
             if minimum == 1:
                 bench.equal(run, made, f"{prompt.name}, --draft-min 0 and 1")
                 bench.equal(run, made, f"{prompt.name}, --draft-min 0 and 1", "drafts")
             short = sorted(w for w in _widths([made]) if 0 < w < minimum)
             if short:
                 raise GateFailure(f"{prompt.name}: --draft-min {minimum} kept {short[0]} drafts")
-        mine = [
-            bench.run(prompt, mtp=True, mtp_p_min=p_min, draft_min=minimum)
-            for prompt in bench.general
-        ]
         widths = Counter(len(g.drafted) for run in mine for g in run.evidence.groups)
         if not widths[0] or not widths[3]:
             raise GateFailure(f"no evidence: --draft-min {minimum} gave widths {dict(widths)}")

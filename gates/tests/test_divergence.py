@@ -56,7 +56,7 @@ def record(bench: Bench) -> None:
 
 @pytest.mark.parametrize("gate", [ubatch_1_divergence, mtp_divergence])
 def test_without_a_golden_a_divergence_is_not_recorded(gate: Gate, make: BenchMaker) -> None:
-    with pytest.raises(pytest.skip.Exception, match="NOT RECORDED: no golden"):
+    with pytest.raises(pytest.skip.Exception, match="no golden"):
         gate(make([5, 8, 7], [5, 6, 9]))
 
 
@@ -101,13 +101,13 @@ def test_a_recorded_absence_is_not_applicable(gate: Gate, make: BenchMaker) -> N
     """So that the golden of such a model is whole, and a divergence that comes up fails."""
     never = make([5, 6, 7], [5, 6, 7])
     record(never)
-    with pytest.raises(pytest.skip.Exception, match="NOT APPLICABLE: none of 1 prompts"):
+    with pytest.raises(pytest.skip.Exception, match="none of 1 prompts"):
         gate(never)
 
 
 @pytest.mark.parametrize("gate", [ubatch_1_divergence, mtp_divergence])
 def test_a_model_that_never_diverges_is_not_judged(gate: Gate, make: BenchMaker) -> None:
-    with pytest.raises(pytest.skip.Exception, match="NOT APPLICABLE: none of 1 prompts diverges"):
+    with pytest.raises(pytest.skip.Exception, match="none of 1 prompts diverges"):
         gate(make([5, 6, 7], [5, 6, 7]))
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from sluice.bundled import BUNDLED, model_path
 from sluice.errors import ModelError, RequestError
-from sluice.telemetry.evidence import write_whole
+from sluice.telemetry.files import write_whole
 from sluice_gates import models
-from sluice_gates.models import ALL_TYPES, labels, made_once, open_model
+from sluice_gates.models import ALL_TYPES, Model, labels, made_once, open_model
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 def test_labels() -> None:
     assert labels(BUNDLED, None) == ["Q8_0", "Q4_K_M", "MXFP4_MOE"]
-    assert labels(BUNDLED, "F16,Q8_0") == ["F16", "Q8_0"]
+    assert labels(BUNDLED, "F16,Q8_0,F16") == ["F16", "Q8_0"]
     assert labels(BUNDLED, "all") == list(ALL_TYPES)
     assert labels("/models/big-Q4.gguf", None) == ["big-Q4"]
 
@@ -97,3 +97,12 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"ZZZZ")
     with pytest.raises(ModelError, match="not a gguf"):
         open_model(str(path), "other", tmp_path)
+
+
+def test_a_model_of_64_mib_is_not_small(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    model = Model(path, "m", False, open_model(BUNDLED, "Q8_0", tmp_path).facts)
+    for size, is_small in ((1, True), ((64 << 20) - 1, True), (64 << 20, False)):
+        with path.open("wb") as file:
+            file.truncate(size)
+        assert model.is_small == is_small

@@ -13,9 +13,9 @@ from sluice.decoding import numerics, session
 from sluice.errors import GateFailure, SystemFault
 from sluice.llama import kernels
 from sluice.targets import EngineTarget, quantize
+from sluice.targets.widths import spelled_drafts
 from sluice_gates.bench import Bench
-from sluice_gates.faults import FAULTS, FaultyTarget
-from sluice_gates.gate import Gate, NotApplicable, all_gates
+from sluice_gates.gate import NotApplicable, all_gates
 from sluice_gates.goldens import Goldens
 from sluice_gates.models import made_once, open_model
 from sluice_gates.prompts import prompt_set
@@ -96,15 +96,17 @@ def test_the_self_check_refuses_a_switch_left_on(
         GATES["invariant-ubatch"].run(bench_of("Q4_K_M"))
 
 
-@pytest.mark.parametrize("gate", [g for g in GATES.values() if g.kills], ids=lambda g: g.name)
-def test_the_faults_that_a_gate_names_are_caught(
-    gate: Gate, bench_of: Callable[[str], Bench]
-) -> None:
-    for name in gate.kills:
-        bench = bench_of("Q4_K_M")
-        bench.target = FaultyTarget(FAULTS[name]())
-        with pytest.raises(GateFailure):
-            gate.run(bench)
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ((0,), "plain"),
+        ((4,), "draft 4"),
+        ((1, 3, 5), "draft 1, 3, 5"),
+        ((0, 1, 2, 3, 7), "plain = draft 1 to 3, 7"),
+    ],
+)
+def test_a_group_of_drafts_in_words(group: tuple[int, ...], words: str) -> None:
+    assert spelled_drafts(group) == words
 
 
 def test_no_difference_across_the_classes_is_called_vacuous(

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from sluice.telemetry.verdicts import Report
+
 PLUGINS = ("xdist", "pytest_datadir.plugin", "pytest_regressions.plugin", "sluice_gates.plugin")
 
 GATES = """
@@ -148,7 +150,64 @@ def test_strict_makes_not_recorded_a_failure(runner: Runner) -> None:
 def test_nothing_applicable_is_a_failure_in_words(runner: Runner) -> None:
     done = runner.run("-k", "needy")
     assert done.ret == 1
-    done.stdout.fnmatch_lines(["no gate was applicable, so nothing is shown: a failure"])
+    done.stdout.fnmatch_lines(["no gate applies to this model, so nothing is shown: a failure"])
+
+
+SKIPPING = """
+import pytest
+from sluice_gates.gate import gate
+
+@gate(level="ids", claims="skips by itself")
+def test_inside(bench):
+    pytest.skip("NOT APPLICABLE: says who")
+
+@pytest.mark.skip(reason="switched off")
+@gate(level="ids", claims="is skipped")
+def test_outside(bench):
+    return "was run"
+"""
+
+
+def test_a_skip_that_is_not_the_gates_own_is_an_error(
+    pytester: pytest.Pytester, runner: Runner
+) -> None:
+    pytester.makepyfile(test_fake=SKIPPING)
+    assert runner.run().ret == 3
+    assert runner.verdicts == {"inside": "ERROR", "outside": "ERROR"}
+    first, second = (v["evidence"] for v in runner.report["verdicts"])
+    assert first == "skipped, and not by the gate: NOT APPLICABLE: says who"
+    assert second == "skipped, and not by the gate: switched off"
+
+
+TABLES = """
+from sluice_gates.gate import gate
+
+@gate(level="text", claims="makes a table", kills=("slice-raced",))
+def test_first(bench):
+    bench.table.extend([("plain vs plain", "identical"), ("longer", "diverges")])
+    return "seen"
+
+@gate(level="text", claims="makes one, too")
+def test_second(bench):
+    bench.table.append(("row", "found"))
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_the_command_reads_what_the_gates_report(
+    workers: tuple[str, ...], pytester: pytest.Pytester, runner: Runner
+) -> None:
+    pytester.makepyfile(test_fake=TABLES)
+    assert runner.run(*workers).ret == 0
+    read = Report.parse(runner.report_file.read_text())
+    assert read.tables == (
+        "first [tiny]\nplain vs plain  identical\nlonger          diverges",
+        "second [tiny]\nrow  found",
+    )
+    assert [(v.gate, v.verdict, v.kills) for v in read.verdicts] == [
+        ("first", "PASS", ("slice-raced",)), ("second", "PASS", ())
+    ]  # fmt: skip
+    assert read.as_dict() == runner.report
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])

@@ -1,25 +1,26 @@
-"""Verdicts, their table, and the report."""
+"""Verdicts as properties of tests, their table, and the exit code of a run."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from sluice_gates.report import Report, Verdict, Word, counts, table
+from sluice.telemetry.verdicts import Verdict, Word
+from sluice_gates.collector import Collector
+from sluice_gates.report import counts, properties_of, shared_fingerprint, table, verdict_of
 
 
-def verdict(word: Word = "PASS", gate: str = "g") -> Verdict:
-    return Verdict(gate, "Q8_0", "logits", word, "3 runs; 2 of 4", ("a", "b"), 0.25)
+def verdict(word: Word = "PASS", gate: str = "g", triage: str = "") -> Verdict:
+    return Verdict(gate, "Q8_0", "logits", word, "3 runs; 2 of 4", ("a", "b"), 0.25, triage)
 
 
-def test_a_verdict_travels_in_properties() -> None:
-    made = verdict()
-    properties = dict(made.properties())
+@pytest.mark.parametrize("triage", ["", "two\nlines"])
+def test_a_verdict_travels_in_properties(triage: str) -> None:
+    made = verdict(triage=triage)
+    properties = dict(properties_of(made))
     assert properties["sluice.kills"] == "a b"
-    assert Verdict.from_properties(properties) == made
-    assert Verdict.from_properties({"other": 1}) is None
+    assert ("sluice.triage" in properties) == bool(triage)
+    assert verdict_of(properties) == made
+    assert verdict_of({"other": 1}) is None
 
 
 @pytest.mark.parametrize(
@@ -28,37 +29,53 @@ def test_a_verdict_travels_in_properties() -> None:
         (["PASS"], 0, 0),
         (["PASS", "NOT APPLICABLE", "NOT RECORDED"], 0, 0),
         (["PASS", "FAIL"], 1, 1),
-        (["PASS", "ERROR"], 0, 1),
+        (["FAIL", "ERROR"], 1, 1),
+        (["PASS", "ERROR"], 1, 3),
         (["NOT APPLICABLE"], 0, 1),
         (["NOT APPLICABLE", "NOT RECORDED"], 0, 0),
+        (["PASS"], 1, 1),
         (["PASS"], 2, 2),
+        (["FAIL"], 2, 2),
     ],
 )
 def test_exit_code(words: list[Word], pytest_exit: int, code: int) -> None:
-    assert Report([verdict(w) for w in words], {}).exit_code(pytest_exit) == code
+    assert collected(*words).report(pytest_exit).exit_code == code
 
 
 def test_a_model_that_cannot_be_opened_is_3() -> None:
-    assert Report([verdict("ERROR")], {}, "no such file").exit_code(1) == 3
+    collector = collected("FAIL", "ERROR", cannot_open="no such file")
+    assert collector.report(1).exit_code == 3
 
 
-def test_the_report_file(tmp_path: Path) -> None:
+def collected(*words: Word, **last: str) -> Collector:
+    """What a collector has seen after tests that came to these verdicts, the last one first."""
+    collector = Collector(None)
+    for index, word in reversed(list(enumerate(words))):
+        properties: list[tuple[str, object]] = [*properties_of(verdict(word, f"g{index}"))]
+        properties.append(("sluice.order", str(index)))
+        if index == len(words) - 1:
+            properties += [(f"sluice.{name}", value) for name, value in last.items()]
+        collector.pytest_runtest_logreport(
+            pytest.TestReport(
+                "t", ("t", 0, "t"), {}, "passed", None, "teardown", user_properties=properties
+            )
+        )
+    return collector
+
+
+def test_verdicts_are_in_the_order_of_the_tests() -> None:
+    report = collected("PASS", "FAIL", "PASS").report(1)
+    assert [v.gate for v in report.verdicts] == ["g0", "g1", "g2"]
+
+
+def test_the_fingerprint_of_many_models() -> None:
     prints = {
         "Q8_0": {"llama_cpp_python": "1", "model_sha256": "aa"},
         "F16": {"llama_cpp_python": "1", "model_sha256": "bb"},
     }
-    path = tmp_path / "report.json"
-    Report([verdict()], prints).write(path, 1)
-    raw = json.loads(path.read_text())
-    assert raw["schema"] == "sluice-gates/1"
-    assert raw["exit"] == 1
-    assert raw["fingerprint"] == {
+    assert shared_fingerprint(prints) == {
         "llama_cpp_python": "1", "models": {"Q8_0": "aa", "F16": "bb"}
     }  # fmt: skip
-    assert raw["verdicts"] == [
-        {"gate": "g", "model": "Q8_0", "level": "logits", "verdict": "PASS",
-         "evidence": "3 runs; 2 of 4", "kills": ["a", "b"], "seconds": 0.25}
-    ]  # fmt: skip
 
 
 def test_the_table_is_aligned() -> None:

@@ -7,21 +7,14 @@ import json
 import click
 
 from sluice.bundled import BUNDLED, model_path
+from sluice.cli.options import knob_option
 from sluice.cli.output import Output
 from sluice.config import Config, validate
 
 
 @click.command()
 @click.argument("model", default=BUNDLED)
-@click.option(
-    "threads",
-    "-t",
-    "--threads",
-    type=int,
-    default=0,
-    metavar="N",
-    help="Compute threads; 0 takes every core this process may use.  [default: 0]",
-)
+@knob_option("threads")
 @click.option("as_json", "--json", is_flag=True, help="Print one JSON object.")
 def doctor(model: str, threads: int, as_json: bool) -> None:
     """Examine this build for MODEL (by default the bundled model).

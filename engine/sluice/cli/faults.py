@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import traceback
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 import click
 
-from sluice.errors import RequestError, SluiceError
+from sluice.errors import RequestError, SluiceError, SystemFault
 
 INTERNAL = 3
 INTERRUPTED = 130
@@ -67,12 +68,23 @@ def _guarded(action: Callable[[], int | None]) -> int:
     except (PipeClosed, BrokenPipeError):
         _silence_stdout()
         return PIPE_CLOSED
+    except (OSError, MemoryError) as err:
+        complain(f"error: the system refused: {str(err) or 'out of memory'}; {_remedy(err)}")
+        return SystemFault.exit_code
     except Exception as err:
         if os.environ.get(TRACEBACK_VARIABLE):
             traceback.print_exc()
         what = f"{type(err).__name__}: {err}" if str(err) else type(err).__name__
         complain(f"internal error: {what}; run with {TRACEBACK_VARIABLE}=1 to see where")
         return INTERNAL
+
+
+def _remedy(err: OSError | MemoryError) -> str:
+    if isinstance(err, OSError) and err.errno in (errno.EMFILE, errno.ENFILE):
+        return "allow more open files (ulimit -n)"
+    if isinstance(err, MemoryError) or err.errno == errno.ENOMEM:
+        return "free memory, or lower -c or --ubatch"
+    return f"run with {TRACEBACK_VARIABLE}=1 to see where"
 
 
 def _usage(err: click.ClickException) -> str:

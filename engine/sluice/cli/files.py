@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from sluice.errors import RequestError
 
+_DEVICES = (Path("/dev"), Path("/proc"), Path("/sys"))
 
-def check_output_file(flag: str, path: Path) -> Path:
-    """Return ``path`` if a regular file can be put there.
+
+def check_output_file(flag: str, path: Path, *, inputs: Iterable[Path] = ()) -> Path:
+    """Return the file to write for ``path``, its links followed, if one can be put there.
+
+    Args:
+        flag: the flag that named it.
+        path: as it was given.
+        inputs: files that the run reads; none of them may be overwritten.
 
     Raises:
         RequestError: names the flag and the path; its folder does not exist or cannot be
-            written, or something else than a file is in its place.
+            written, something else than a file is in its place, or it is an input.
     """
-    folder = path.parent
+    if str(path) in ("", ".", "-"):
+        raise RequestError(f"{flag}: give the name of a file")
+    if any(part in _DEVICES for part in path.absolute().parents):
+        raise RequestError(f"{flag} {path}: is not a regular file; give the name of a file")
+    # A file is written beside and renamed into place: that would replace a link itself.
+    target = path.resolve()
+    for read in inputs:
+        if target.exists() and read.exists() and target.samefile(read):
+            raise RequestError(f"{flag} {path}: the run reads that file; give another name")
+    folder = target.parent if path.is_symlink() else path.parent
     if not folder.is_dir():
         raise RequestError(f"{flag} {path}: the folder {folder} does not exist; make it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise RequestError(f"{flag} {path}: the folder {folder} cannot be written")
-    if path.exists() and not path.is_file():
+    if target.exists() and not target.is_file():
         raise RequestError(f"{flag} {path}: is not a regular file; give the name of a file")
-    return path
+    return target
 
 
 def check_output_folder(flag: str, path: Path) -> Path:

@@ -13,8 +13,8 @@ import click
 from sluice.bundled import BUNDLED, model_path
 from sluice.cli.files import check_output_file, check_output_folder
 from sluice.cli.suite import Suite
+from sluice.cli.verdicts import closing
 from sluice.errors import RequestError
-from sluice.telemetry.evidence import write_whole
 
 _FILE = click.Path(path_type=Path)
 
@@ -25,7 +25,8 @@ _FILE = click.Path(path_type=Path)
     "quants",
     "--quants",
     metavar="Q,…|all",
-    help="Quantisations of the bundled model to run on, e.g. Q8_0,Q4_K_M,MXFP4_MOE.",
+    help="Quantisations of the bundled model to run on; refused with another MODEL, which is run as"
+    " it is.  [default: Q8_0,Q4_K_M,MXFP4_MOE]",
 )
 @click.option("strict", "--strict", is_flag=True, help="A gate with no recorded value fails.")
 @click.option("json_file", "--json", metavar="FILE", type=_FILE, help="Write the verdicts to FILE.")
@@ -70,8 +71,9 @@ def gate(
 ) -> int:
     """Prove on MODEL (by default the bundled model) what Sluice may claim.
 
-    Prints one verdict a gate, and a closing verdict. Exit codes: 0 every gate passed, 1 a gate
-    failed (with --strict also: is not recorded), 2 the request is wrong, 3 a gate could not run.
+    Prints one verdict a gate, the tables that gates made, and a closing verdict. Exit codes: 0 no
+    gate failed, 1 a gate failed (with --strict also: is not recorded) or none applies to MODEL, 2
+    the request is wrong, 3 a gate could not run.
     """
     started_s = time.monotonic()
     if workers < 1:
@@ -110,9 +112,9 @@ def gate(
     for text in report.tables:
         click.echo(f"{text}\n")
     if json_file is not None:
-        write_whole(json_file, report.raw)
+        report.write(json_file)
     code = report.exit_of(strict)
-    click.echo(report.closing(code, time.monotonic() - started_s))
+    click.echo(closing(report, code, time.monotonic() - started_s))
     return code
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
+from sluice.cli.exits import IDENTICAL, exit_of
 from sluice.cli.output import Output
 from sluice.errors import RequestError
 
 SCHEMA = "sluice-golden/1"
-DIFFERENT = 1
 
 
 @click.command("compare-goldens")
@@ -43,11 +43,11 @@ def compare_goldens(old: Path, new: Path, as_json: bool) -> int:
         for words in prints:
             output.write(f"{words}\n")
         for change in found:
-            if change.name != "IDENTICAL":
+            if change.name != IDENTICAL:
                 where = ", ".join(p for p in (change.model, change.section, change.run) if p)
                 output.write(f"{change.name}  {where}: {change.words}\n")
         output.write(f"{len(pairs)} models: {counted(found)}\n")
-    return DIFFERENT if any(change.name != "IDENTICAL" for change in found) else 0
+    return exit_of(change.name for change in found)
 
 
 def _goldens(path: Path) -> dict[str, dict[str, Any]]:

@@ -25,13 +25,22 @@ _TYPES: dict[type, click.ParamType[Any]] = {
 _METAVARS = {int: "N", float: "F"}
 _OPEN_ENDED = (INT32_MAX, SEED_MAX)  # limits of a type, not worth a word in the help
 
+_OF_MTP = ("draft", "draft_min", "mtp_p_min", "catch_up")
+_OF_STREAMING = ("io_threads", "odirect")
+_OF_SAMPLING = ("top_k", "top_p", "seed")
+
 
 def knob_options(command: Command) -> Command:
     """Give ``command`` one option a knob, in declaration order, named as the field."""
-    defaults = {f.name: f.default for f in dataclasses.fields(Config)}
-    for name, knob in reversed(list(knobs().items())):
-        command = _option(name, knob, defaults[name])(command)
+    for name in reversed(knobs()):
+        command = knob_option(name)(command)
     return command
+
+
+def knob_option(name: str) -> Callable[[Command], Command]:
+    """The option of one knob, named as the field."""
+    defaults = {f.name: f.default for f in dataclasses.fields(Config)}
+    return _option(name, knobs()[name], defaults[name])
 
 
 def config_of(model: str, values: Mapping[str, Any], spec_type: str | None = None) -> Config:
@@ -58,6 +67,19 @@ def config_of(model: str, values: Mapping[str, Any], spec_type: str | None = Non
     if config.mtp:
         raise RequestError("--spec-type none: contradicts --mtp; drop one of them")
     return config
+
+
+def idle_flags(config: Config) -> list[str]:
+    """One line for every setting that is not at its default and has no effect in this run."""
+    defaults = Config(model=config.model)
+    idle = [] if config.mtp else [(name, "--mtp") for name in _OF_MTP]
+    idle += [] if config.moe_stream else [(name, "--moe-stream") for name in _OF_STREAMING]
+    idle += [] if config.temp > 0 else [(name, "--temp above 0") for name in _OF_SAMPLING]
+    return [
+        f"{knobs()[name].flag.rpartition('/')[2]}: has no effect without {needs}"
+        for name, needs in idle
+        if getattr(config, name) != getattr(defaults, name)
+    ]
 
 
 def _option(name: str, knob: Knob, default: Any) -> Callable[[Command], Command]:

@@ -13,7 +13,7 @@ from sluice.bundled import model_path
 from sluice.cli.faults import warn
 from sluice.cli.files import check_output_file
 from sluice.cli.interrupt import Interrupt
-from sluice.cli.options import config_of, knob_options
+from sluice.cli.options import config_of, idle_flags, knob_options
 from sluice.cli.output import Output
 from sluice.cli.progress import Progress
 from sluice.cli.prompt import check_source, read_prompt
@@ -67,9 +67,11 @@ def run(
     """
     check_source(text, file)
     config = validate(config_of(model, values, spec_type))
-    model_path(config.model)
+    inputs = [model_path(config.model), *([Path(file)] if file not in (None, "-") else [])]
     if evidence is not None:
-        check_output_file("--evidence", evidence)
+        evidence = check_output_file("--evidence", evidence, inputs=inputs)
+    for line in idle_flags(config):
+        warn(line)
     output = Output()
     prompt = read_prompt(text, file)
     progress = Progress()

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.cli.verdicts import Report
 from sluice.errors import RequestError, SystemFault
+from sluice.telemetry.verdicts import Report
 
 PACKAGE = "sluice_gates"
 PLUGINS = ("xdist", "pytest_datadir.plugin", "pytest_regressions.plugin", f"{PACKAGE}.plugin")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sluice.bundled import BUNDLED, model_path
+from sluice.cli.exits import exit_of
 from sluice.cli.files import check_output_file
 from sluice.cli.interrupt import Interrupt
 from sluice.cli.options import config_of
@@ -18,14 +19,11 @@ from sluice.cli.prompt import read_prompt
 from sluice.cli.run import run
 from sluice.config import Config, validate
 from sluice.errors import RequestError
-from sluice.telemetry.evidence import Evidence, write_whole
+from sluice.telemetry.evidence import Evidence
+from sluice.telemetry.files import write_whole
 
 if TYPE_CHECKING:
     from sluice.triage.side import Side
-
-IDENTICAL = "IDENTICAL"
-DIFFERENT = 1
-MAGIC = b"GGUF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def triage(
         raise RequestError(f"{names[0]}: a third side; a triage has two")
     common = read_prompt(text, file) if text is not None or file is not None else None
     if html is not None:
-        check_output_file("--html", html)
+        html = check_output_file("--html", html)
     output = Output()
     _check_prompts(asked, common)
 
@@ -111,7 +109,7 @@ def triage(
 
         write_whole(html, page(finding))
     output.write(finding.to_json() if as_json else "\n".join(lines(finding)) + "\n")
-    return 0 if finding.classification.name == IDENTICAL else DIFFERENT
+    return exit_of([finding.classification.name])
 
 
 def _command(line: str, flag: str) -> Asked:
@@ -143,6 +141,8 @@ def _named(names: list[str], flag: str) -> Asked:
             f"one side is missing: give evidence files or models as A and B, or {flag} with the"
             " arguments of `sluice run`"
         )
+    from sluice.gguf.header import MAGIC  # loads numpy and gguf
+
     name = names.pop(0)
     if name != BUNDLED:
         path = model_path(name)

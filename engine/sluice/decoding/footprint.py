@@ -45,12 +45,14 @@ def check_footprint(config: Config, header: Header) -> None:
     Raises:
         RequestError: names ``-c`` or ``--ubatch``, what it needs and what there is.
     """
-    width, total = min(config.ubatch, config.ctx), _meminfo_bytes("MemTotal")
+    width = min(config.ubatch, config.ctx)
+    limits = (_meminfo_bytes("MemTotal"), _address_space_bytes())
+    total = min((limit for limit in limits if limit is not None), default=None)
     if total is not None and width * _SCHEDULER_BYTES > total:
         raise RequestError(
             f"--ubatch {width}: llama.cpp's scheduler asks for"
-            f" {width * _SCHEDULER_BYTES / 2**30:.1f} GiB at once for it, and there are"
-            f" {total / 2**30:.1f} GiB of memory; set --ubatch to {total // _SCHEDULER_BYTES} or"
+            f" {width * _SCHEDULER_BYTES / 2**30:.1f} GiB at once for it, and only"
+            f" {total / 2**30:.1f} GiB can be had; set --ubatch to {total // _SCHEDULER_BYTES} or"
             " less"
         )
     needed, free = cache_bytes(header, config.ctx, with_head=config.mtp), available_bytes()
@@ -60,6 +62,22 @@ def check_footprint(config: Config, header: Header) -> None:
             f"-c {config.ctx}: its attention cache needs {needed / 2**30:.1f} GiB, and"
             f" {free / 2**30:.1f} GiB of memory are available; set -c to {fits} or less"
         )
+
+
+def _address_space_bytes() -> int | None:
+    """What a limit on this process (ulimit -v) still leaves; ``None`` where there is none."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    status = Path("/proc/self/status")
+    if limit == resource.RLIM_INFINITY or not status.exists():
+        return None
+    used = next(
+        line for line in status.read_text(encoding="ascii").splitlines() if line[:7] == "VmSize:"
+    )
+    return max(limit - (int(used.split()[1]) << 10), 0)
 
 
 def _meminfo_bytes(key: str) -> int | None:

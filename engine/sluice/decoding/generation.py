@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import inspect
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -63,12 +64,19 @@ class Generation:
         self._hashes: list[str] = []
         self._top2: list[Top2] = []
         self._groups: list[Group] = []
+        self._ended_by: str | None = None
         self._tokens = self._run(steps)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Token:
+        self._refuse_within()
+        if self._ended_by is not None:
+            raise RequestError(
+                f"the generation was ended by {self._ended_by} before its last token; start it"
+                " again, or run it in a session of its own"
+            )
         return next(self._tokens)
 
     def run(self) -> Self:
@@ -113,8 +121,30 @@ class Generation:
         )
 
     def close(self) -> None:
-        """End the generation where it is."""
+        """End the generation where it is.
+
+        Raises:
+            RequestError: called from within it, as from a progress callback.
+        """
+        self._refuse_within()
         self._tokens.close()
+
+    def end_by(self, what: str) -> None:
+        """End the generation for its session's sake: whoever asks it for more is told of ``what``.
+
+        Raises:
+            RequestError: called from within it, as from a progress callback.
+        """
+        self.close()
+        if self.stop is None:
+            self._ended_by = what
+
+    def _refuse_within(self) -> None:
+        if inspect.getgeneratorstate(self._tokens) == inspect.GEN_RUNNING:
+            raise RequestError(
+                "the generation is computing a token: from within it (a progress callback, another"
+                " thread) it can be neither continued, closed nor replaced; wait for the token"
+            )
 
     def _run(self, steps: Callable[[Metrics], Iterator[Step]]) -> Generator[Token]:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

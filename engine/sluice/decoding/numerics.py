@@ -51,7 +51,7 @@ class Numerics:
                 )
             if profile != "default":
                 _refuse_where_impossible(profile)
-                prove(header)
+                prove(header, profile)
             if not _open and profile == "invariant":
                 _held.enter_context(kernels.switched_off(kernels.KERNELS))
             _open[profile] = _open.get(profile, 0) + 1
@@ -85,22 +85,29 @@ class Numerics:
                 _held.close()
 
 
-def prove(header: Header) -> None:
+def prove(header: Header, profile: str) -> None:
     """Hold every product of the model to the claim, on the real kernels, switched off.
 
     A row computed alone must have the bits that it has among 2, 4, 8 and 9 rows. Each type is
     checked once a process, on bytes of the model's own weights.
+
+    Args:
+        header: of the model.
+        profile: the ``--numerics`` word that a refusal names.
 
     Raises:
         SystemFault: names the type, the operation and the width that differ.
     """
     with kernels.switched_off(kernels.KERNELS):
         for found in widths.examine(
-            header, flash_attn=False, at=(1, *CHECK_WIDTHS), known=_proven.__contains__
+            header,
+            flash_attn=False,
+            at=(1, *CHECK_WIDTHS),
+            only=lambda pair: pair not in _proven,
         ):
             if len(found.classes) > 1:
                 raise SystemFault(
-                    f"--numerics invariant: on this processor {found.type_name} weights give other"
+                    f"--numerics {profile}: on this processor {found.type_name} weights give other"
                     f" bits for {found.classes[1][0]} rows than for one ({found.kernel} of"
                     f" {found.sample}); use --numerics default"
                 )

@@ -11,8 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from sluice.bundled import model_path
 from sluice.config import Config, apply_overrides, validate
 from sluice.decoding.fingerprint import fingerprint
@@ -102,9 +100,13 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Free everything; a second call does nothing."""
+        """Free everything; a second call does nothing.
+
+        Raises:
+            RequestError: called from within a generation, as from a progress callback.
+        """
         if self._generation is not None:
-            self._generation.close()
+            self._generation.end_by("the close of its session")
         self._closing.close()
         self._is_open = False
         # The model is gone, and with it the tensors that point into the streamer's buffers.
@@ -138,14 +140,14 @@ class Session:
 
         Raises:
             RequestError: the prompt is empty, does not fit, or an override is wrong; or the
-                session is closed.
+                session is closed, or is computing a token of another generation.
         """
         self._check_open()
         config = apply_overrides(self.config, overrides)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else _ids(prompt)
         self._check_prompt(ids, config)
         if self._generation is not None:
-            self._generation.close()
+            self._generation.end_by("a later generate() of its session")
         self._generation = Generation(
             partial(self._steps, ids, config),
             model=self._model,
@@ -289,8 +291,7 @@ class Session:
             # Logits of the last row only: the LM head counts its rows, and picks a kernel by it.
             self._target.decode(piece, start, outputs="last" if is_last else "none")
             if self._head is not None and self._drafter is None:
-                hidden = np.stack([self._target.hidden(row) for row in range(n_rows)])
-                self._head.follow(piece, start, hidden)
+                self._head.follow(piece, start, self._target.hidden_rows(n_rows))
             self._progress("prefill", start + n_rows, len(ids))
         metrics.prefill_s = time.perf_counter() - began
         self._guard(self._numerics.decoding)

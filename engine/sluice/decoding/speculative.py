@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from sluice.decoding.head import Head
 from sluice.decoding.step import Step, greedy
 from sluice.llama.context import Context
@@ -81,7 +78,7 @@ def speculative_steps(
         n_kept = n_accepted + 1
         if head is not None:
             began = time.perf_counter()
-            hidden = _hidden_rows(target, len(batch))
+            hidden = target.hidden_rows(len(batch))
             n_rows = len(batch) if catch_up_batch else n_kept
             n_rows = seams.catch_up_rows(n_rows, len(batch))
             head.follow(batch[:n_rows], position, hidden)
@@ -100,7 +97,3 @@ def _matching_prefix(target: Context, drafted: Sequence[int]) -> int:
         if greedy(target.logits(row)) != token:
             return row
     return len(drafted)
-
-
-def _hidden_rows(target: Context, n: int) -> npt.NDArray[np.float32]:
-    return np.stack([target.hidden(row) for row in range(n)])

@@ -73,7 +73,7 @@ def examine(
     flash_attn: bool,
     threads: int = 1,
     at: Iterable[int] = WIDTHS,
-    known: Callable[[tuple[str, str]], bool] = lambda _pair: False,
+    only: Callable[[tuple[str, str]], bool] = lambda _pair: True,
 ) -> list[KernelClasses]:
     """The classes of every product of the model's graph, and of its attention.
 
@@ -82,14 +82,15 @@ def examine(
         flash_attn: whether attention is fused, or products with F16 keys.
         threads: compute threads.
         at: the widths.
-        known: pairs of kernel and type that are left out.
+        only: which products, by kernel and type; fused attention is examined whatever it says.
 
     Raises:
         SystemFault: the kernels cannot be run by themselves on this build.
     """
     wanted = tuple(at)
-    sources = {pair: [_weight(header, i) for i in infos] for pair, infos in samples(header).items()}
-    names = {pair: infos[0].name for pair, infos in samples(header).items()}
+    found_in = samples(header)
+    sources = {pair: [_weight(header, i) for i in infos] for pair, infos in found_in.items()}
+    names = {pair: infos[0].name for pair, infos in found_in.items()}
     width = key_width(header)
     if width and not flash_attn:
         sources.setdefault(("mul_mat", "F16"), []).append(_keys(width))
@@ -99,7 +100,7 @@ def examine(
             kernel, kind, names[kernel, kind], classify(_bits(parts, kernel, threads), wanted)
         )
         for (kernel, kind), parts in sources.items()
-        if not known((kernel, kind))
+        if only((kernel, kind))
     ]
     if width and flash_attn:
         found += [

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
-from sluice.config import DRAFT_MAX
+from sluice.config import DRAFT_MAX, Numerics
 from sluice.decoding.widths import KernelClasses, interchangeable
 
-PROFILES = ("default", "decode-invariant", "invariant")
+PROFILES: tuple[str, ...] = get_args(Numerics)
 SELF_CHECK = "the kernels are not what Sluice knows of this processor: use --numerics default"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sluice.llama.graph import F32, GGML_F16, GGML_F32, opened
+from sluice.llama import ggml
+from sluice.llama.graph import F32, opened
 
 F16 = npt.NDArray[np.float16]
 
@@ -24,9 +25,9 @@ def flash_attention(queries: F32, keys: F16, values: F16, *, threads: int = 1) -
     n, width = queries.shape
     n_values = n * values.shape[1]
     with opened(queries.nbytes + keys.nbytes + values.nbytes + 4 * n_values) as graph:
-        q = graph.tensor(GGML_F32, width, n)
-        k = graph.tensor(GGML_F16, width, len(keys))
-        v = graph.tensor(GGML_F16, values.shape[1], len(values))
+        q = graph.tensor(ggml.F32, width, n)
+        k = graph.tensor(ggml.F16, width, len(keys))
+        v = graph.tensor(ggml.F16, values.shape[1], len(values))
         for tensor, array in ((q, queries), (k, keys), (v, values)):
             graph.fill(tensor, np.ascontiguousarray(array).tobytes())
         scale = 1.0 / float(np.sqrt(width))

@@ -148,6 +148,10 @@ class Context:
         pointer = ext.llama_get_embeddings_nextn_ith(self._handle, row)
         return self._row(pointer, self.model.n_embd, row).copy()
 
+    def hidden_rows(self, n: int) -> F32:
+        """float32[n, n_embd], those of the first ``n`` batch rows; a copy."""
+        return np.stack([self.hidden(row) for row in range(n)])
+
     def remove_from(self, position: int) -> None:
         """Remove every cell at ``position`` and beyond.
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.errors import SystemFault
-from sluice.llama import library
+from sluice.llama import ggml
 
 F32 = npt.NDArray[np.float32]
-GGML_F32, GGML_F16, GGML_I32 = 0, 1, 26
 _SLACK_BYTES = 64 << 20  # headers, the graph, and the work buffer of the computation
 
 
@@ -58,46 +55,11 @@ def opened(room_bytes: int) -> Iterator[Graph]:
     Raises:
         SystemFault: no memory, or a build whose libraries are under other names.
     """
-    base, cpu = _libraries()
-    context = base.ggml_init(_InitParams(2 * room_bytes + _SLACK_BYTES, None, False))
+    base, cpu = ggml.base(), ggml.cpu()
+    context = base.ggml_init(ggml.InitParams(2 * room_bytes + _SLACK_BYTES, None, False))
     if not context:
         raise SystemFault("ggml_init gave no memory for the kernel self-check")
     try:
         yield Graph(context, base, cpu)
     finally:
         base.ggml_free(context)
-
-
-class _InitParams(ctypes.Structure):
-    _fields_ = (
-        ("mem_size", ctypes.c_size_t),
-        ("mem_buffer", ctypes.c_void_p),
-        ("no_alloc", ctypes.c_bool),
-    )
-
-
-@functools.cache
-def _libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    # Opened anew: signatures set here must not meet those that others set on their handle.
-    base = ctypes.CDLL(library.ggml_base()._name)
-    path = library.loaded("libggml-cpu")
-    if path is None:
-        raise SystemFault("libggml-cpu is not mapped under a name that Sluice knows")
-    cpu = ctypes.CDLL(str(path))
-    pointer, size, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    signatures: tuple[tuple[Any, Any, list[Any]], ...] = (
-        (base.ggml_init, pointer, [_InitParams]),
-        (base.ggml_free, None, [pointer]),
-        (base.ggml_get_data, pointer, [pointer]),
-        (base.ggml_new_tensor_3d, pointer, [pointer, ctypes.c_int, size, size, size]),
-        (base.ggml_mul_mat, pointer, [pointer, pointer, pointer]),
-        (base.ggml_mul_mat_id, pointer, [pointer, pointer, pointer, pointer]),
-        (base.ggml_flash_attn_ext, pointer, [*[pointer] * 5, real, real, real]),
-        (base.ggml_new_graph, pointer, [pointer]),
-        (base.ggml_build_forward_expand, None, [pointer, pointer]),
-        (cpu.ggml_graph_compute_with_ctx, ctypes.c_int, [pointer, pointer, ctypes.c_int]),
-    )
-    for function, result, arguments in signatures:
-        function.restype = result
-        function.argtypes = arguments
-    return base, cpu

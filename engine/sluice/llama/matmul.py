@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sluice.llama.graph import F32, GGML_F32, GGML_I32, opened
+from sluice.llama import ggml
+from sluice.llama.graph import F32, opened
 
 
 def product(
@@ -33,12 +34,12 @@ def product(
     with opened(len(weights) + 4 * rows.size + 4 * n * shape[1] + 8 * n) as graph:
         w = graph.tensor(type_number, *shape)
         if routed:
-            x = graph.tensor(GGML_F32, shape[0], 1, n)
-            ids = graph.tensor(GGML_I32, 1, n)
+            x = graph.tensor(ggml.F32, shape[0], 1, n)
+            ids = graph.tensor(ggml.I32, 1, n)
             graph.fill(ids, bytes(4 * n))
             y = graph.base.ggml_mul_mat_id(graph.context, w, x, ids)
         else:
-            x = graph.tensor(GGML_F32, shape[0], n)
+            x = graph.tensor(ggml.F32, shape[0], n)
             y = graph.base.ggml_mul_mat(graph.context, w, x)
         graph.fill(w, weights)
         graph.fill(x, np.ascontiguousarray(rows).tobytes())

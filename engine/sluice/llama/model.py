@@ -63,7 +63,10 @@ class Model:
             said = "" if handle else library.last_error("llama.cpp gave no reason")
         self.opened_by_header = header
         if not handle:
-            raise ModelError(f"{path}: llama.cpp cannot open it: {said}")
+            raise ModelError(
+                f"{path}: llama.cpp cannot open it: {said}; get the file again, or convert the"
+                " model with this llama.cpp's own tools"
+            )
         self._handle = handle
         self._vocab = api.llama_model_get_vocab(handle)
         try:

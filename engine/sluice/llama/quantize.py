@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from llama_cpp import llama_cpp as api
 
 from sluice.errors import ModelError, RequestError, SystemFault
 from sluice.llama import library
+from sluice.telemetry.files import atomic
 
 _PREFIXES = ("LLAMA_FTYPE_MOSTLY_", "LLAMA_FTYPE_ALL_")
 
@@ -27,6 +27,8 @@ def file_types() -> dict[str, int]:
 def quantize(master: Path, type_name: str, out: Path, *, threads: int = 1) -> Path:
     """Write ``master`` requantised as ``type_name`` to ``out``, whole or not at all.
 
+    A malformed master can end the process: :func:`sluice.targets.quantize` refuses it first.
+
     Raises:
         RequestError: an unknown type name.
         ModelError: llama.cpp could not do it, in its own words.
@@ -42,17 +44,12 @@ def quantize(master: Path, type_name: str, out: Path, *, threads: int = 1) -> Pa
     params.allow_requantize = True
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
     except OSError as err:
         raise SystemFault(f"{out}: cannot be written: {err.strerror}") from None
-    os.close(handle)
-    try:
+    with atomic(out) as part:
         library.forget_errors()
-        status = api.llama_model_quantize(os.fsencode(master), os.fsencode(temporary), params)
+        status = api.llama_model_quantize(os.fsencode(master), os.fsencode(part), params)
         if status != 0:
             said = library.last_error("no reason given")
             raise ModelError(f"{master}: cannot be made {type_name}: {said}")
-        Path(temporary).replace(out)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
     return out

@@ -8,7 +8,6 @@ A graph is rebuilt into the same memory, so an address never identifies a node: 
 from __future__ import annotations
 
 import ctypes
-import functools
 import struct
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.errors import SystemFault
-from sluice.llama import library
+from sluice.llama import ggml, library
 
 _TYPE = 0  # int32, a ggml_type
 _NE = 16  # int64[4] elements a dimension, after type (int32) and buffer (pointer)
@@ -27,8 +26,14 @@ _NAME = 256  # char[64]
 _N_SRC = 3  # sources that can be a weight of an expert matmul or its bias
 _POINTER = struct.Struct("=Q")
 _FOUR = struct.Struct("=4q")
-_I32 = 26  # GGML_TYPE_I32
-_DTYPES = {0: "<f4", 1: "<f2", 26: "<i4", 27: "<i8", 28: "<f8", 30: "<u2"}  # 30: BF16's bits
+_DTYPES = {
+    ggml.F32: "<f4",
+    ggml.F16: "<f2",
+    ggml.I32: "<i4",
+    ggml.I64: "<i8",
+    ggml.F64: "<f8",
+    ggml.BF16: "<u2",
+}
 
 
 def name(address: int) -> str:
@@ -69,12 +74,12 @@ def sources(address: int) -> list[int]:
 
 def type_name(address: int) -> str:
     """ggml's name of the element type, ``f32``."""
-    return str(_described().ggml_type_name(_number(address, _TYPE)).decode())
+    return str(ggml.base().ggml_type_name(_number(address, _TYPE)).decode())
 
 
 def op(address: int) -> str:
     """ggml's name of the operation that computes the node, ``MUL_MAT`` or ``SILU``."""
-    return str(_described().ggml_op_desc(address).decode())
+    return str(ggml.base().ggml_op_desc(address).decode())
 
 
 def values(address: int) -> npt.NDArray[np.generic] | None:
@@ -89,15 +94,6 @@ def values(address: int) -> npt.NDArray[np.generic] | None:
     size = sum((n - 1) * step for n, step in zip(ne, nb, strict=True)) + np.dtype(dtype).itemsize
     memory = memoryview((ctypes.c_char * size).from_address(begin)).cast("B")
     return np.ndarray(ne[::-1], dtype=dtype, buffer=memory, strides=nb[::-1])
-
-
-@functools.cache
-def _described() -> ctypes.CDLL:
-    lib = library.ggml_base()
-    lib.ggml_op_desc.restype = lib.ggml_type_name.restype = ctypes.c_char_p
-    lib.ggml_op_desc.argtypes = [ctypes.c_void_p]
-    lib.ggml_type_name.argtypes = [ctypes.c_int]
-    return lib
 
 
 def _number(address: int, offset: int) -> int:
@@ -129,17 +125,9 @@ def check_layout() -> None:
     Raises:
         SystemFault: a field is elsewhere; nothing may read or write tensors then.
     """
-    lib = library.ggml_base()
+    lib = ggml.base()
     (address, rows, ids, routed), free = _sample_tensors(lib)
     try:
-        lib.ggml_get_name.restype = ctypes.c_char_p
-        lib.ggml_get_name.argtypes = [ctypes.c_void_p]
-        lib.ggml_nbytes.restype = ctypes.c_size_t
-        lib.ggml_nbytes.argtypes = [ctypes.c_void_p]
-        lib.ggml_element_size.restype = ctypes.c_size_t
-        lib.ggml_element_size.argtypes = [ctypes.c_void_p]
-        lib.ggml_get_data.restype = ctypes.c_void_p
-        lib.ggml_get_data.argtypes = [ctypes.c_void_p]
         element, total = lib.ggml_element_size(address), lib.ggml_nbytes(address)
         expected = (element, 5 * element, 35 * element, 105 * element)
         fits = (
@@ -161,28 +149,11 @@ def check_layout() -> None:
         )
 
 
-class _InitParams(ctypes.Structure):
-    _fields_ = (
-        ("mem_size", ctypes.c_size_t),
-        ("mem_buffer", ctypes.c_void_p),
-        ("no_alloc", ctypes.c_bool),
-    )
-
-
 def _sample_tensors(lib: ctypes.CDLL) -> tuple[tuple[int, int, int, int], Callable[[], object]]:
     """A named tensor, what is needed to route rows to it, that product; and what frees them."""
-    lib.ggml_init.restype = ctypes.c_void_p
-    lib.ggml_init.argtypes = [_InitParams]
-    lib.ggml_new_tensor_3d.restype = ctypes.c_void_p
-    lib.ggml_new_tensor_3d.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_int64] * 3]
-    lib.ggml_set_name.restype = ctypes.c_void_p
-    lib.ggml_set_name.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    lib.ggml_mul_mat_id.restype = ctypes.c_void_p
-    lib.ggml_mul_mat_id.argtypes = [ctypes.c_void_p] * 4
-    lib.ggml_free.argtypes = [ctypes.c_void_p]
-    context = lib.ggml_init(_InitParams(1 << 16, None, True))
+    context = lib.ggml_init(ggml.InitParams(1 << 16, None, True))
     first, rows, ids = (
-        int(lib.ggml_new_tensor_3d(context, _I32, *shape))
+        int(lib.ggml_new_tensor_3d(context, ggml.I32, *shape))
         for shape in ((5, 7, 3), (5, 2, 4), (2, 4, 1))
     )
     lib.ggml_set_name(first, b"sluice.layout")

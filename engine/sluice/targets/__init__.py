@@ -1,9 +1,10 @@
 """What a gate can drive: the engine in this process, or the command in another."""
 
-from sluice.llama.quantize import quantize
+from sluice.config import can_stream
 from sluice.targets.command import CommandTarget, Outcome
 from sluice.targets.engine import Drafter, EngineTarget, Run, Seams
 from sluice.targets.facts import ModelFacts, model_facts
+from sluice.targets.quantisation import quantize
 from sluice.targets.widths import draft_groups
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Outcome",
     "Run",
     "Seams",
+    "can_stream",
     "draft_groups",
     "model_facts",
     "quantize",

@@ -27,7 +27,7 @@ class Run:
 class EngineTarget:
     """Opens a session per run and closes it again, so that runs share no state.
 
-    ``seams`` and ``drafter`` are the test doors of the engine; both are inert by default.
+    ``seams`` are the test doors of the engine, inert by default.
     """
 
     seams: Seams = field(default_factory=lambda: NO_SEAMS)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sluice.errors import RequestError, SystemFault
+from sluice.errors import RequestError
+from sluice.telemetry.files import write_whole
+
+__all__ = ["SCHEMA", "Evidence", "Fingerprint", "Group", "Stop", "Top2", "write_whole"]
 
 SCHEMA = "sluice-evidence/1"
 
@@ -70,10 +71,11 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why generation ended: ``n`` (the limit) or ``eog`` (an end-of-generation token).
+    """Why generation ended.
 
-    The end-of-generation token is not among ``ids``; its id and the hash of the logits row
-    that chose it stand here.
+    ``reason`` is ``n`` (the limit), ``eog`` (an end-of-generation token), or ``unfinished``: it
+    did not come to its end. The end-of-generation token is not among ``ids``; its id and the
+    hash of the logits row that chose it stand here.
     """
 
     reason: str
@@ -102,7 +104,7 @@ class Evidence:
 
     @property
     def speculated(self) -> bool:
-        """Whether any verify decode was wider than one row could be."""
+        """Whether ``--mtp`` was asked for; its drafts may all have been empty."""
         return bool(self.config.get("mtp"))
 
     @property
@@ -162,26 +164,3 @@ class Evidence:
             return cls.from_json(path.read_text(encoding="utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as err:
             raise RequestError(f"{path}: cannot be read as evidence: {err}") from None
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` (UTF-8, LF) to ``path`` so that it is there whole or not at all.
-
-    Raises:
-        SystemFault: the folder does not exist, is not writable, or the disk is full.
-    """
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as err:
-        raise SystemFault(f"{path}: cannot be written: {err.strerror}") from None
-    try:
-        with open(handle, "w", encoding="utf-8", newline="\n") as out:
-            out.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except OSError as err:
-        raise SystemFault(f"{path}: cannot be written: {err.strerror}") from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)

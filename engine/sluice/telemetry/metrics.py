@@ -50,15 +50,20 @@ class Metrics:
         return self.prefill.read_bytes + self.decode.read_bytes + self.head.read_bytes
 
     @property
+    def n_decoded(self) -> int:
+        """Generated tokens that a decode gave: all but the first, which the prefill gave."""
+        return max(self.n_generated - 1, 0)
+
+    @property
     def tok_s(self) -> float:
-        """Generated tokens a second of decode time alone (drafting left out)."""
-        return self.n_generated / self.decode_s if self.decode_s > 0 else 0.0
+        """Tokens that decodes gave, a second of decode time alone (drafting left out)."""
+        return self.n_decoded / self.decode_s if self.decode_s > 0 else 0.0
 
     @property
     def effective_tok_s(self) -> float:
-        """Generated tokens a second with drafting and catch-up counted."""
+        """Tokens that decodes gave, a second of decoding, drafting and catch-up together."""
         total_s = self.decode_s + self.draft_s + self.catch_up_s
-        return self.n_generated / total_s if total_s > 0 else 0.0
+        return self.n_decoded / total_s if total_s > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for ``--json``."""

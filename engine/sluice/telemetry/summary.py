@@ -22,7 +22,7 @@ def lines(metrics: Metrics, config: Config) -> list[str]:
     """
     out = [
         f"generation: {_tokens(metrics.n_generated)}"
-        + _rate(metrics.n_generated, metrics.decode_s)
+        + _rate(metrics.n_decoded, metrics.decode_s)
         + (f", {_decodes(metrics.n_decodes)}" if metrics.n_decodes else "")
         + (", to the end of generation" if metrics.n_generated < config.n else ""),
         f"prefill: {_tokens(metrics.n_prompt)}" + _rate(metrics.n_prompt, metrics.prefill_s),
@@ -53,7 +53,7 @@ def _acceptance(m: Metrics) -> str:
     if not m.n_decodes:
         return f"{head}, no verify decode"
     # The prompt's pass gave the first token. Rounded down: it must read below 1 + --draft.
-    n_verified = max(m.n_generated - 1, 0)
+    n_verified = m.n_decoded
     per_decode = math.floor(100 * n_verified / m.n_decodes) / 100
     return (
         f"{head}, {per_decode:.2f} tokens per verify decode"
@@ -72,7 +72,7 @@ def _streamed(m: Metrics) -> str:
     generated = m.decode.read_bytes + m.head.read_bytes
     stall_s = m.decode.stall_s + m.head.stall_s
     return (
-        f"streamed: {generated / MIB / max(m.n_generated, 1):.2f} MiB per token"
+        f"streamed: {generated / MIB / max(m.n_decoded, 1):.2f} MiB per token"
         f" ({generated / MIB:.1f} MiB, waited {stall_s:.2f} s for it),"
         f" and {m.prefill.read_bytes / MIB:.1f} MiB in the prefill"
     )

@@ -19,6 +19,7 @@ Level = Literal["ids", "logits"]
 Runner = Callable[[Side], Outcome]
 
 MOST_ARMS = 40
+"""Of switches and of kernels together."""
 
 
 class Attributor:
@@ -54,6 +55,7 @@ class Attributor:
         self._arms: dict[frozenset[str], Arm] = {}
         self._kernel_arms: list[Arm] = []
         self._notes: list[str] = []
+        self._stopped = False
 
     def attribute(self) -> Attribution:
         """The smallest set of switches, and the kernels that it acts through."""
@@ -61,14 +63,15 @@ class Attributor:
         flips = self._smallest([one.name for one in tried])
         candidates = self._switchable() if flips else []
         acting = self._acting_kernels(candidates) if candidates else ()
-        if len(self._arms) + len(self._kernel_arms) >= MOST_ARMS:
+        if self._stopped:
+            acting = ()  # whatever is left of the candidates was not tried, or not all of it
             self._notes.append(f"stopped after {MOST_ARMS} arms")
         return Attribution(
             tried=tried,
             arms=(*self._arms.values(), *self._kernel_arms),
             flips=flips,
             kernels=acting,
-            kernels_tried=bool(candidates),
+            kernels_tried=bool(candidates) and not self._stopped,
             level=self._level,
             note="; ".join(self._notes) or None,
         )
@@ -96,10 +99,17 @@ class Attributor:
     def _flips(self, names: Iterable[str]) -> bool:
         turned = frozenset(names)
         if turned not in self._arms:
-            if len(self._arms) >= MOST_ARMS:
+            if not self._may_run():
                 return False
             self._arms[turned] = self._run(turned)
         return self._arms[turned].outcome == "b"
+
+    def _may_run(self) -> bool:
+        """Whether there may be one more arm, of either kind; remembers that one was refused."""
+        if len(self._arms) + len(self._kernel_arms) < MOST_ARMS:
+            return True
+        self._stopped = True
+        return False
 
     def _run(self, turned: frozenset[str]) -> Arm:
         order = tuple(name for name in switches.names() if name in turned)
@@ -140,7 +150,7 @@ class Attributor:
         return name not in of.off
 
     def _alike(self, off: Sequence[str]) -> bool:
-        if len(self._kernel_arms) >= MOST_ARMS:
+        if not self._may_run():
             return False
         found = [self._answer_of(switches.without(one, off)) for one in (self._a, self._b)]
         failed = next((one for one in found if isinstance(one, str)), None)

@@ -228,9 +228,9 @@ def _state(case: Case) -> list[str]:
                      f" {parting.words}")  # fmt: skip
     drafts = dict(case.drafts or {})
     if len(set(drafts.values())) > 1:
-        spelled = ", ".join(f"draft {d}: {'none' if s is None else f'step {s}'}"
-                            for d, s in sorted(drafts.items()))  # fmt: skip
-        found.append(f"where the sides part depends on the draft width ({spelled})")
+        listed = ", ".join(f"draft {d}: {'none' if s is None else f'step {s}'}"
+                           for d, s in sorted(drafts.items()))  # fmt: skip
+        found.append(f"where the sides part depends on the draft width ({listed})")
     after = _after_group(case)
     first = case.localisation.first if case.localisation is not None else None
     late = first is not None and first.step is not None and first.step > 0

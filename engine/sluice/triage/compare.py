@@ -6,7 +6,6 @@ experts and expert bytes are not in an evidence file; :mod:`sluice.triage.locali
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -142,11 +141,6 @@ def traces(a: Evidence, b: Evidence, pieces: Pieces | None = None) -> tuple[Step
             )
         )
     return tuple(rows)
-
-
-def ids_digest(evidence: Evidence, n: int) -> str:
-    """A short name of the first ``n`` tokens, for logs."""
-    return hashlib.sha256(repr(evidence.ids[:n]).encode()).hexdigest()[:12]
 
 
 def _prompt(a: Evidence, b: Evidence) -> Difference | None:

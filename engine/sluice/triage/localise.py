@@ -9,7 +9,7 @@ Either way everything before the first difference agrees, so its inputs do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,7 +61,6 @@ class Located:
     n_unmatched: int
     parting: Parting | None = None
     routing: str | None = None
-    routing_position: int | None = None
 
 
 def locate(a: Sequence[Decode], b: Sequence[Decode], *, same_loop: bool) -> Located:
@@ -172,8 +171,7 @@ def _compare(mine: Decode, other: Decode, pair: Pair, counts: list[int]) -> Loca
     if pair.row_a is None:
         pair = Pair(pair.a, pair.b, row, row, mine.position + (row or 0))
     routed = _routing(mine, other, pair)
-    return Located(pair, tuple(differing), last_agreed, counts[0], counts[1], None, routed,
-                   pair.position if routed else None)  # fmt: skip
+    return Located(pair, tuple(differing), last_agreed, counts[0], counts[1], None, routed)
 
 
 def _first_row(mine: Look, other: Look, pair: Pair) -> tuple[bool, int | None] | None:
@@ -267,9 +265,7 @@ def _node(pair: Pair, key: Key, mine: Decode, other: Decode, n_prompt: int) -> N
 
 
 def _with_distances(node: NodeDifference, x: Array, y: Array) -> NodeDifference:
-    import dataclasses
-
-    return dataclasses.replace(
+    return replace(
         node,
         max_ulp=ulp.largest(x, y),
         max_abs=ulp.largest_absolute(x, y),

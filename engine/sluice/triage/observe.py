@@ -23,7 +23,6 @@ Key = tuple[str, str, int]
 
 LOGITS = "result_output"
 ROUTING = "ffn_moe_topk"
-_ROUTED = "MUL_MAT_ID"
 _LAYER = re.compile(r"-(\d+)(?= |$|\))")
 _CACHE_LAYER = re.compile(r"cache_\w+_l(\d+)\b")
 _UNNAMED = re.compile(r"(node_\d+|leaf_\d+)?( .*)?")

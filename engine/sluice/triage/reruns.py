@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from typing import get_args
 
 from sluice.errors import SluiceError
 from sluice.telemetry.evidence import Evidence
 from sluice.triage import ulp
 from sluice.triage.finding import (
     Difference,
+    Kind,
     Localisation,
     NodeDifference,
     SliceDifference,
@@ -26,7 +28,7 @@ from sluice.triage.observe import Array, Observer
 from sluice.triage.side import Outcome, Side
 from sluice.triage.weights import MOST, in_memory
 
-_ORDER = ("config", "prompt", "ids", "text", "groups", "routing", "expert_bytes", "logits", "end")
+_ORDER: tuple[str, ...] = get_args(Kind)
 
 
 class Reruns:
@@ -87,9 +89,10 @@ class Reruns:
     def refined(self, differences: tuple[Difference, ...]) -> tuple[Difference, ...]:
         """The differences with movements from whole rows, and those that only a rerun shows."""
         found = [self._with_movement(one) for one in differences]
-        if self._located is not None and self._located.routing is not None:
-            position = self._located.routing_position or 0
-            found.append(Difference("routing", self._located.routing, position=position,
+        located = self._located
+        if located is not None and located.pair is not None and located.routing is not None:
+            position = located.pair.position
+            found.append(Difference("routing", located.routing, position=position,
                                     step=self._step(position)))  # fmt: skip
         if self.slices:
             one = self.slices[0]

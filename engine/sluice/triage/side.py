@@ -14,7 +14,7 @@ from sluice.decoding.session import Session
 from sluice.errors import SluiceError
 from sluice.gguf.header import read_header
 from sluice.llama import kernels
-from sluice.seams import Drafter, Seams
+from sluice.seams import Seams
 from sluice.targets import Run
 from sluice.telemetry.evidence import Evidence
 from sluice.telemetry.metrics import Metrics
@@ -41,7 +41,6 @@ class Side:
         config: as asked for.
         prompt: text or ids.
         fault: see :data:`Fault`; the plain engine by default.
-        drafter: makes the source of drafts that replaces the head's.
         off: kernels (see :mod:`sluice.llama.kernels`) that decline for the whole run, on top
             of what the numerics profile switches off.
     """
@@ -49,13 +48,12 @@ class Side:
     config: Config
     prompt: str | tuple[int, ...]
     fault: Fault = Seams
-    drafter: Callable[[], Drafter] | None = None
     off: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def planted(self) -> bool:
         """Whether only this process can run it."""
-        return self.fault is not Seams or self.drafter is not None
+        return self.fault is not Seams
 
     def with_config(self, config: Config, off: Iterable[str] = ()) -> Side:
         """The same side under other settings."""
@@ -73,14 +71,7 @@ class Side:
         with contextlib.ExitStack() as closing:
             if self.off:
                 closing.enter_context(kernels.switched_off(sorted(self.off)))
-            session = closing.enter_context(
-                Session(
-                    given,
-                    seams=fault,
-                    drafter=self.drafter() if self.drafter is not None else None,
-                    nodes=observer,
-                )
-            )
+            session = closing.enter_context(Session(given, seams=fault, nodes=observer))
             if observer is not None:
                 observer.opened(session.streamer)
             generation = session.generate(self.prompt)

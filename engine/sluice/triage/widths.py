@@ -80,5 +80,5 @@ def verdict(
 def _classes(node: NodeDifference, model: Path, kernel: str) -> widths.KernelClasses | None:
     header = read_header(model)
     wanted = (kernel, (node.weight_type or "f16").upper())
-    found = widths.examine(header, flash_attn=False, known=lambda pair: pair != wanted)
+    found = widths.examine(header, flash_attn=False, only=lambda pair: pair == wanted)
     return next((one for one in found if (one.kernel, one.type_name) == wanted), None)

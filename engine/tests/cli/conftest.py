@@ -166,7 +166,8 @@ def model(tmp_path: Path) -> Path:
 
 
 PLUGIN = """
-import json, pathlib, pytest
+import pathlib, pytest
+from sluice.telemetry.verdicts import Report, Verdict
 VERDICTS = []
 def pytest_addoption(parser):
     for name in ("model", "quants", "goldens", "evidence-dir", "report"):
@@ -177,14 +178,13 @@ def pytest_configure(config):
         raise pytest.UsageError("--sluice-goldens refused: not of this model")
 def pytest_runtest_logreport(report):
     if report.when == "call":
-        VERDICTS.append(dict(report.user_properties)["verdict"])
+        VERDICTS.append(Verdict.from_dict(dict(report.user_properties)["verdict"]))
 def pytest_sessionfinish(session):
     if hasattr(session.config, "workerinput"):
         return
     asked = {k: v for k, v in vars(session.config.option).items() if k.startswith("sluice_")}
-    report = {"schema": "sluice-gates/1", "fingerprint": asked, "verdicts": VERDICTS, "exit": 0}
-    report["tables"] = ["a table\\n  of a gate"]
-    pathlib.Path(asked["sluice_report"]).write_text(json.dumps(report))
+    report = Report(tuple(VERDICTS), asked, tables=("a table\\n  of a gate",))
+    report.write(pathlib.Path(asked["sluice_report"]))
 """
 
 GATES = """

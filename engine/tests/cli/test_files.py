@@ -38,3 +38,16 @@ def test_folders(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match=r"--x .*file: cannot be made: "):
         check_output_folder("--x", tmp_path / "file")
+
+
+def test_an_output_is_no_device_and_no_input(tmp_path: Path) -> None:
+    read = tmp_path / "prompt.txt"
+    read.write_text("x")
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "target.json")
+    for path in (Path("/dev/stdout"), Path("/proc/self/fd/1"), Path(), Path("-")):
+        with pytest.raises(RequestError, match="give the name of a file"):
+            check_output_file("--evidence", path)
+    with pytest.raises(RequestError, match="the run reads that file"):
+        check_output_file("--evidence", read, inputs=[read])
+    assert check_output_file("--evidence", link) == tmp_path / "target.json"

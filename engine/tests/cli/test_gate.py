@@ -52,6 +52,14 @@ def test_strict(process: Command, gates: Gates, model: Path) -> None:
     assert process("gate", model, "--strict", first=folder).code == 1
 
 
+def test_no_gate_applies(process: Command, gates: Gates, model: Path) -> None:
+    ran = process("gate", model, first=gates(one="NOT_APPLICABLE"))
+    assert ran.code == 1
+    assert ran.out.splitlines()[-1].startswith(
+        "sluice gate: FAIL: no gate applies to this model (1 not applicable; "
+    )
+
+
 def test_a_choice_of_gates(process: Command, gates: Gates, model: Path) -> None:
     folder = gates(one="PASS", two="FAIL")
     assert process("gate", model, "-k", "one", first=folder).code == 0

@@ -5,7 +5,7 @@ import dataclasses
 import click
 import pytest
 
-from sluice.cli.options import config_of, knob_options
+from sluice.cli.options import config_of, idle_flags, knob_options
 from sluice.cli.run import run
 from sluice.config import Config, Knob, knobs
 from sluice.errors import RequestError
@@ -69,3 +69,13 @@ def test_spec_type() -> None:
         config_of("m", plain(), "ngram")
     with pytest.raises(RequestError, match="--spec-type none: contradicts --mtp"):
         config_of("m", plain() | {"mtp": True}, "none")
+
+
+def test_a_setting_without_effect_is_named() -> None:
+    idle = Config(model="m", mtp_p_min=0.5, odirect=False, top_k=3)
+    assert idle_flags(idle) == [
+        "--mtp-p-min: has no effect without --mtp",
+        "--no-odirect: has no effect without --moe-stream",
+        "--top-k: has no effect without --temp above 0",
+    ]
+    assert idle_flags(idle.replace(mtp=True, moe_stream=True, top_k=40)) == []

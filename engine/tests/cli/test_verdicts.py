@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sluice.cli.verdicts import Report
+from sluice.cli.verdicts import closing
 from sluice.errors import SystemFault
+from sluice.telemetry.verdicts import ORDER, Report, Verdict
 
 from .conftest import verdict
 
@@ -59,7 +61,8 @@ P, F, N, A, E = "PASS", "FAIL", "NOT RECORDED", "NOT APPLICABLE", "ERROR"
         ([P, E], 3, 3),
         ([F, E], 1, 1),
         ([E, N], 3, 1),
-        ([A, A], 3, 3),
+        ([A, A], 1, 1),
+        ([A, E], 3, 3),
         ([N, N], 0, 1),
         ([P, "MAYBE"], 1, 1),
     ],
@@ -75,8 +78,28 @@ def test_the_plugin_may_know_worse() -> None:
 
 
 def test_closing_lines() -> None:
-    assert report(P, P, N).closing(0, 2.04) == ("sluice gate: PASS (2 pass, 1 not recorded; 2.0 s)")
-    assert report(P, F).closing(1, 2).startswith("sluice gate: FAIL (1 pass, 1 fail; ")
-    assert report(E).closing(3, 2).startswith("sluice gate: ERROR (1 error; ")
-    assert report(N).closing(0, 2).startswith("sluice gate: NOT RECORDED (1 not recorded; ")
-    assert report("MAYBE").closing(1, 2).startswith("sluice gate: FAIL (1 maybe; ")
+    def said(exit_code: int, *words: str) -> str:
+        return closing(report(*words), exit_code, 2.04)
+
+    assert said(0, P, P, N) == "sluice gate: PASS (2 pass, 1 not recorded; 2.0 s)"
+    assert said(1, P, F).startswith("sluice gate: FAIL (1 pass, 1 fail; ")
+    assert said(3, E).startswith("sluice gate: ERROR (1 error; ")
+    assert said(0, N).startswith("sluice gate: NOT RECORDED (1 not recorded; ")
+    assert said(1, "MAYBE").startswith("sluice gate: FAIL (1 maybe; ")
+    assert said(1, A, A).startswith(
+        "sluice gate: FAIL: no gate applies to this model (2 not applicable; "
+    )
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    verdicts = tuple(
+        Verdict(f"g{i}", "m é", "ids", word, "3 / 4", ("a", "b"), 0.25, "two\nlines" * (word == F))
+        for i, word in enumerate(ORDER)
+    )
+    made = Report(verdicts, {"models": {"m": "00"}}, 1, ("title\nrow",))
+    file = tmp_path / "report.json"
+    made.write(file)
+    assert Report.parse(file.read_text()) == made
+    raw = json.loads(file.read_text())
+    assert (raw["schema"], raw["exit"], raw["tables"]) == ("sluice-gates/1", 1, ["title\nrow"])
+    assert ["triage" in v for v in raw["verdicts"]] == [word == F for word in ORDER]

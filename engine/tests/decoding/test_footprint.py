@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,3 +59,21 @@ def test_a_system_that_does_not_tell_refuses_nothing(
 ) -> None:
     monkeypatch.setattr(footprint, "_MEMINFO", tmp_path / "none")
     check_footprint(Config(model="m", ctx=INT32_MAX, ubatch=65536), header)
+
+
+@linux
+def test_a_limit_on_the_address_space_is_heard(child: Callable[..., Any], model: Path) -> None:
+    """llama.cpp asserts, and the process ends, where its scheduler gets no memory."""
+    code = f"""
+import resource
+from sluice import Config, RequestError, Session
+import sluice.decoding.session
+with open("/proc/self/status") as status:
+    used = next(int(l.split()[1]) << 10 for l in status if l.startswith("VmSize:"))
+resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20), resource.RLIM_INFINITY))
+try:
+    Session(Config(model={str(model)!r}, threads=1))
+except RequestError as err:
+    print(err)
+"""
+    assert "--ubatch 512: llama.cpp's scheduler asks" in child(code).out

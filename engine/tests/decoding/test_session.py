@@ -74,7 +74,8 @@ def test_an_abandoned_generation_leaves_no_trace(
         next(abandoned)
     again = session.generate(prompt).run().evidence()
     same(again, fresh)
-    assert list(abandoned) == []
+    with pytest.raises(RequestError, match="ended by a later generate"):
+        next(abandoned)
     with pytest.raises(RequestError, match="has not ended"):
         abandoned.evidence()
 
@@ -239,14 +240,16 @@ def test_closing_ends_a_running_generation(opened: Open, prompt: str) -> None:
     generation = session.generate(prompt)
     next(generation)
     session.close()
-    assert list(generation) == []
+    with pytest.raises(RequestError, match="ended by the close of its session"):
+        next(generation)
 
 
 def test_a_generation_that_was_never_begun_ends_with_its_session(opened: Open) -> None:
     session = opened()
     generation = session.generate("x")
     session.close()
-    assert list(generation) == []
+    with pytest.raises(RequestError, match="ended by the close of its session"):
+        next(generation)
 
 
 def test_an_exception_in_the_loop_closes_the_session(config: Config, prompt: str) -> None:
@@ -280,3 +283,28 @@ def test_metrics_say_what_a_run_cost(opened: Open, prompt: str) -> None:
     assert metrics.decode_s > 0
     assert metrics.read_bytes == metrics.n_drafted == 0
     assert dataclasses.asdict(metrics)["draft_s"] == 0
+
+
+@pytest.mark.parametrize("use", ["next", "generate", "close", "end"])
+def test_a_generation_is_left_alone_from_within_it(opened: Open, prompt: str, use: str) -> None:
+    inside = False
+
+    def progress(stage: str, _done: int, _total: int) -> None:
+        if stage != "prefill" or not inside:
+            return
+        with pytest.raises(RequestError, match=r"from within it .* wait for the token"):
+            {
+                "next": lambda: next(generation),
+                "generate": lambda: session.generate(prompt),
+                "close": session.close,
+                "end": generation.close,
+            }[use]()
+        seen.append(use)
+
+    seen: list[str] = []
+    session = opened(session={"progress": progress})
+    expected = session.generate(prompt, n=4).run().ids
+    inside = True
+    generation = session.generate(prompt, n=4)
+    assert generation.run().ids == expected
+    assert seen

@@ -77,6 +77,6 @@ def test_attention_is_examined_as_fused_or_as_a_product(header: Header) -> None:
     assert not [k for k in fused if k.type_name == "F16" and k.kernel == "mul_mat"]
 
 
-def test_what_is_known_is_not_run_again(header: Header) -> None:
-    found = widths.examine(header, flash_attn=False, at=(1, 2), known=lambda pair: True)
+def test_what_is_not_asked_for_is_not_run(header: Header) -> None:
+    found = widths.examine(header, flash_attn=False, at=(1, 2), only=lambda _pair: False)
     assert found == []

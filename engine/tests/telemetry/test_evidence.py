@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sluice.errors import RequestError, SystemFault
+from sluice.errors import RequestError
 from sluice.telemetry.evidence import (
     SCHEMA,
     Evidence,
@@ -16,7 +14,6 @@ from sluice.telemetry.evidence import (
     Group,
     Stop,
     Top2,
-    write_whole,
 )
 
 
@@ -130,66 +127,6 @@ def test_writing_and_reading_a_file(tmp_path: Path) -> None:
     evidence().write(path)
     assert Evidence.read(path) == evidence()
     assert path.read_bytes() == evidence().to_json().encode()
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "e.json"
-    path.write_text("x" * 100_000)
-    write_whole(path, "short\n")
-    assert path.read_bytes() == b"short\n"
-
-
-def test_a_written_file_has_the_users_permissions(tmp_path: Path) -> None:
-    path = tmp_path / "e.json"
-    before = os.umask(0o027)
-    try:
-        write_whole(path, "x")
-    finally:
-        assert os.umask(before) == 0o027
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-
-
-@pytest.mark.parametrize("where", ["none/e.json", "file/e.json"])
-def test_an_unwritable_folder_is_a_fault_and_leaves_nothing(tmp_path: Path, where: str) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(SystemFault, match=r"e\.json: cannot be written: "):
-        write_whole(tmp_path / where, "x")
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_failure_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "e.json"
-    path.write_text("kept")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(SystemFault, match="cannot be written"):
-        write_whole(tmp_path / "folder", "x")
-
-    def full(_source: Any, _target: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(SystemFault, match="No space left on device"):
-        write_whole(path, "x")
-    assert path.read_text() == "kept"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["e.json", "folder"]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tempfile
-
-    def on_a_full_disk(dir: Path, prefix: str) -> tuple[int, str]:
-        name = tmp_path / f"{prefix}x"
-        name.touch()
-        return os.open("/dev/full", os.O_WRONLY), str(name)
-
-    path = tmp_path / "e.json"
-    path.write_text("kept")
-    monkeypatch.setattr(tempfile, "mkstemp", on_a_full_disk)
-    with pytest.raises(SystemFault, match="No space left"):
-        write_whole(path, "x")
-    assert path.read_text() == "kept"
     assert list(tmp_path.iterdir()) == [path]
 
 

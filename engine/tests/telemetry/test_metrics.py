@@ -6,7 +6,7 @@ from sluice.telemetry.metrics import Metrics, ReadCounter
 
 
 def test_rates_are_of_decoding_alone_and_with_drafting_counted() -> None:
-    metrics = Metrics(n_generated=30, decode_s=2.0, draft_s=0.5, catch_up_s=0.5, prefill_s=9.0)
+    metrics = Metrics(n_generated=31, decode_s=2.0, draft_s=0.5, catch_up_s=0.5, prefill_s=9.0)
     assert metrics.tok_s == 15.0
     assert metrics.effective_tok_s == 10.0
 
@@ -14,7 +14,7 @@ def test_rates_are_of_decoding_alone_and_with_drafting_counted() -> None:
 def test_a_run_that_took_no_time_has_no_rate() -> None:
     metrics = Metrics(n_generated=30)
     assert metrics.tok_s == metrics.effective_tok_s == 0.0
-    assert Metrics(n_generated=4, draft_s=2.0).effective_tok_s == 2.0
+    assert Metrics(n_generated=5, draft_s=2.0).effective_tok_s == 2.0
 
 
 def test_bytes_are_summed_over_who_routed_them() -> None:

@@ -4,7 +4,7 @@ from sluice.config import Config
 from sluice.telemetry.metrics import Metrics, ReadCounter
 from sluice.telemetry.summary import MIB, lines, warnings
 
-PLAIN = Config(model="m", n=128)
+PLAIN = Config(model="m", n=129)
 MTP = Config(model="m", n=133, mtp=True)
 
 SPECULATED = Metrics(
@@ -26,10 +26,10 @@ SPECULATED = Metrics(
 
 def test_plain() -> None:
     metrics = Metrics(
-        load_s=1.234, prefill_s=0.5, decode_s=4.0, n_prompt=50, n_generated=128, n_decodes=127
+        load_s=1.234, prefill_s=0.5, decode_s=4.0, n_prompt=50, n_generated=129, n_decodes=128
     )
     assert lines(metrics, PLAIN) == [
-        "generation: 128 tokens, 32.00 tok/s, 127 decodes",
+        "generation: 129 tokens, 32.00 tok/s, 128 decodes",
         "prefill: 50 tokens, 100.00 tok/s",
         "load: 1.23 s",
     ]
@@ -44,16 +44,16 @@ def test_the_line_of_the_specification() -> None:
 
 
 def test_the_effective_rate_counts_drafting_and_catch_up() -> None:
-    assert lines(SPECULATED, MTP)[0] == "generation: 133 tokens, 13.30 tok/s, 57 decodes"
+    assert lines(SPECULATED, MTP)[0] == "generation: 133 tokens, 13.20 tok/s, 57 decodes"
     assert lines(SPECULATED, MTP)[4] == (
-        "mtp: 10.00 tok/s effective, with drafting (2.50 s) and catch-up (0.80 s) counted"
+        "mtp: 9.92 tok/s effective, with drafting (2.50 s) and catch-up (0.80 s) counted"
     )
 
 
 def test_streamed() -> None:
     streamed = MTP.replace(moe_stream=True)
     assert lines(SPECULATED, streamed)[3] == (
-        "streamed: 3.00 MiB per token (399.0 MiB, waited 1.25 s for it),"
+        "streamed: 3.02 MiB per token (399.0 MiB, waited 1.25 s for it),"
         " and 100.0 MiB in the prefill"
     )
     assert lines(SPECULATED, streamed)[-1] == (

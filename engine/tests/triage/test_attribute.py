@@ -71,3 +71,28 @@ def test_a_combination_that_is_refused_is_an_arm_that_failed(evidence) -> None:
 
     found, _ = attribute(evidence, b, lambda _side: True, runner=broken)
     assert {(arm.outcome, arm.detail) for arm in found.arms} == {("failed", "no such machine")}
+
+
+def test_arms_of_switches_and_of_kernels_share_one_limit(
+    evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.llama.kernels.present", lambda _name: True)
+    monkeypatch.setattr("sluice.llama.kernels.switchable", lambda _name: True)
+
+    def found(most: int):
+        monkeypatch.setattr("sluice.triage.attribute.MOST_ARMS", most)
+        return attribute(
+            evidence, BASE.replace(ubatch=1),
+            lambda side: side.config.ubatch == 1 and not {"tiled", "sgemm"} <= side.off,
+        )[0]  # fmt: skip
+
+    whole = found(40)
+    assert (whole.kernels, whole.note) == (("sgemm", "tiled"), None)
+    needed = len(whole.arms)
+    assert needed > 3
+    assert found(needed) == whole  # the limit is reached and nothing was refused
+    for most in range(1, needed):
+        cut = found(most)
+        assert cut.arms == whole.arms[:most]
+        assert (cut.flips, cut.kernels, cut.kernels_tried) == (("ubatch",), (), False)
+        assert cut.note == f"stopped after {most} arms"

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from sluice.config import Config
 from sluice.gguf.header import read_header
@@ -27,6 +26,7 @@ from sluice.triage.finding import CLASSES, Class, Finding
 from sluice.triage.observe import Observer
 from sluice.triage.side import Fault, Side
 from sluice.triage.triage import Compared, triage
+from sluice_gates.collector import SUMMARY
 from sluice_gates.faults import FAULTS
 
 Lab = Any  # see conftest.py
@@ -255,6 +255,7 @@ def other_prompt(lab: Lab) -> Finding:
 
 
 STREAM = {"moe_stream": True}
+ONE_LANE = STREAM | {"io_threads": 1}  # windows overlap: wrong bytes come in the order of reads
 MTP = {"mtp": True}
 SAMPLED = {"temp": 1.0, "seed": 1}
 
@@ -276,7 +277,7 @@ CAUSES = (
     Cause("duplicated row, two models", "WEIGHT_BYTES", duplicated_row, None, "result_output"),
     Cause("expert scaled, two models", "WEIGHT_BYTES", scaled_in_file, 2, "ffn_moe_up", True),
     Cause("expert scaled, streamed", "WEIGHT_BYTES", scaled_in_memory, 2, "ffn_moe_up", True),
-    Cause("slice-neighbour", "WEIGHT_BYTES", of_gates("slice-neighbour", STREAM), 0,
+    Cause("slice-neighbour", "WEIGHT_BYTES", of_gates("slice-neighbour", ONE_LANE), 0,
           "ffn_moe_up", True),
     Cause("slice-missing", "WEIGHT_BYTES", of_gates("slice-missing", STREAM), 1, "ffn_moe_down"),
     Cause("slice-stale", "WEIGHT_BYTES", of_gates("slice-stale", STREAM), 2),
@@ -350,23 +351,20 @@ def table(found: list[tuple[Cause, Finding, float]]) -> str:
     return "\n".join(lines)
 
 
-def test_every_planted_cause(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_planted_cause(lab: Lab, record_property: Callable[[str, object], None]) -> None:
     found = []
     for cause in CAUSES:
         began = time.perf_counter()
         finding = cause.triage(lab)
         found.append((cause, finding, time.perf_counter() - began))
         assert finding.to_json()
-    with capsys.disabled():
-        print(f"\n\n{table(found)}\n")
+    record_property(SUMMARY, f"confusion matrix of the triage\n{table(found)}")
     wrong = [
         f"{cause.name}: {finding.classification}"
         for cause, finding, _ in found
-        if finding.classification.name not in (cause.expected, "UNKNOWN")
+        if finding.classification.name != cause.expected
     ]
     assert not wrong
-    unknown = [c.name for c, f, _ in found if f.classification.name == "UNKNOWN"]
-    assert len(unknown) <= 2, unknown
     misplaced = {c.name: words for c, f, _ in found if (words := wrongly_placed(c, f))}
     assert not misplaced
     changed = [c.name for c, f, _ in found if f.localisation and f.localisation.observing_changed]
