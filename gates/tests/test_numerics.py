@@ -49,7 +49,7 @@ def leave_on(switch: str, patch: pytest.MonkeyPatch) -> None:
         )
     else:
         forget(switch, patch)
-        patch.setattr(numerics, "prove", lambda _header: None)
+        patch.setattr(numerics, "prove", lambda *_: None)
 
 
 def forget(switch: str, patch: pytest.MonkeyPatch) -> None:
