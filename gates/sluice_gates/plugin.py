@@ -95,6 +95,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("bench", params, indirect=True, ids=wanted)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let ``-k`` know a gate by the name that the table gives it, too."""
+    made = gate_of(getattr(item, "function", None))
+    if made is not None:
+        item.extra_keyword_matches.add(made.name)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run gates in the order of their families, after whatever else was collected."""
     found = [(gate_of(getattr(item, "function", None)), item) for item in items]

@@ -153,6 +153,23 @@ def test_nothing_applicable_is_a_failure_in_words(runner: Runner) -> None:
     done.stdout.fnmatch_lines(["no gate applies to this model, so nothing is shown: a failure"])
 
 
+NAMED = """
+from sluice_gates.gate import gate
+
+@gate(level="ids", claims="has a name of two words")
+def test_two_words(bench):
+    return "seen"
+"""
+
+
+def test_a_gate_is_selected_by_the_name_in_the_table(
+    pytester: pytest.Pytester, runner: Runner
+) -> None:
+    pytester.makepyfile(test_fake=NAMED)
+    assert runner.run("-k", "two-words").ret == 0
+    assert runner.verdicts == {"two-words": "PASS"}
+
+
 SKIPPING = """
 import pytest
 from sluice_gates.gate import gate

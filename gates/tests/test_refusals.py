@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,13 @@ def test_a_good_refusal_passes_at_three_doors(bench: Bench) -> None:
     assert refused_at_every_door(bench, WRONG) == 3
     mtp_with_temp(bench)
     assert bench.notes == ["2 requests refused, 6 times in one line"]
+
+
+def test_a_model_without_a_head_has_no_call_to_override(bench: Bench) -> None:
+    facts = dataclasses.replace(bench.model.facts, n_nextn=0)
+    bench.model = dataclasses.replace(bench.model, facts=facts)
+    mtp_with_temp(bench)
+    assert bench.notes == ["2 requests refused, 4 times in one line"]
 
 
 def test_the_range_gate_asks_for_every_knob_that_has_one(bench: Bench) -> None:

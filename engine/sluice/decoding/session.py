@@ -251,7 +251,7 @@ class Session:
         if needed > config.ctx:
             drafts = f" + {config.draft} drafted" if config.mtp else ""
             raise RequestError(
-                f"-c {config.ctx}: {len(ids)} prompt tokens + -n {config.n}{drafts} need {needed};"
+                f"-c {config.ctx}: a prompt of {len(ids)} + -n {config.n}{drafts} need {needed};"
                 f" set -c to {needed} or more, or shorten the prompt or -n"
             )
 
