@@ -173,7 +173,7 @@ def test_two_sessions_run_in_two_threads(config: Config, prompt: str) -> None:
         ("", "the prompt is empty: give at least one token"),
         ([], "the prompt is empty"),
         ("x " * 5000, "set -c to"),
-        ([1] * 489, "-c 512: 489 prompt tokens + -n 24 need 513; set -c to 513 or more"),
+        ([1] * 489, "-c 512: a prompt of 489 + -n 24 need 513; set -c to 513 or more"),
         ([1, -1], "token id -1 at position 1: the vocabulary has ids 0 to"),
         ([10**9], "token id 1000000000 at position 0"),
         ([2**70], "token id 1180591620717411303424 at position 0"),
