@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from sluice.errors import GateFailure
 from sluice.targets import Run
@@ -92,21 +93,11 @@ def test_always_wrong_drafter(bench: Bench) -> str:
     Kills accept-one-more, rollback-skipped, logits-stale-row and catch-up-tail-kept.
     """
     runs = []
-    for draft in DRAFTS:
-        for prompt in bench.general:
-            reference = batched(bench, prompt)
-            drafter = AlwaysWrong(sequence(reference))
-            wrong = bench.run(prompt, mtp=True, draft=draft, drafter=drafter)
-            if wrong.evidence.n_drafted == 0:
-                raise GateFailure("no evidence: nothing drafted")
-            if wrong.evidence.n_accepted:
-                raise GateFailure(
-                    f"{prompt.name}, draft {draft}: {wrong.evidence.n_accepted} of"
-                    f" {wrong.evidence.n_drafted} wrong drafts accepted"
-                )
-            bench.equal(wrong, reference, f"{prompt.name}, wrong drafts and the head's",
-                        prefix=True)  # fmt: skip
-            runs.append(wrong)
+    for what, run in _drafted_by(AlwaysWrong, "wrong", bench):
+        accepted, drafted = run.evidence.n_accepted, run.evidence.n_drafted
+        if accepted:
+            raise GateFailure(f"{what}: {accepted} of {drafted} wrong drafts accepted")
+        runs.append(run)
     return f"{measured(runs)}, 0/{sum(r.evidence.n_drafted for r in runs)} accepted"
 
 
@@ -129,21 +120,11 @@ def test_oracle_drafter(bench: Bench) -> str:
     catch-up-tail-kept.
     """
     runs = []
-    for draft in DRAFTS:
-        for prompt in bench.general:
-            reference = batched(bench, prompt)
-            drafter = Oracle(sequence(reference))
-            right = bench.run(prompt, mtp=True, draft=draft, drafter=drafter)
-            accepted, drafted = right.evidence.n_accepted, right.evidence.n_drafted
-            if drafted == 0:
-                raise GateFailure("no evidence: nothing drafted")
-            if accepted != drafted and right.evidence.stop.reason == "n":
-                raise GateFailure(
-                    f"{prompt.name}, draft {draft}: {accepted} of {drafted} right drafts accepted"
-                )
-            bench.equal(right, reference, f"{prompt.name}, right drafts and the head's",
-                        prefix=True)  # fmt: skip
-            runs.append(right)
+    for what, run in _drafted_by(Oracle, "right", bench):
+        accepted, drafted = run.evidence.n_accepted, run.evidence.n_drafted
+        if accepted != drafted and run.evidence.stop.reason == "n":
+            raise GateFailure(f"{what}: {accepted} of {drafted} right drafts accepted")
+        runs.append(run)
     return f"{measured(runs)}, {sum(r.evidence.n_accepted for r in runs)} accepted"
 
 
@@ -265,6 +246,26 @@ def test_draft_min(bench: Bench) -> str:
             raise GateFailure(f"no evidence: --draft-min {minimum} gave widths {dict(widths)}")
         words.append(f"min {minimum}: " + " ".join(f"{w}:{widths[w]}" for w in sorted(widths)))
     return f"p-min {p_min:g}, drafts by width at {'; '.join(words)}"
+
+
+def _drafted_by(
+    drafter: type[AlwaysWrong | Oracle], kind: str, bench: Bench
+) -> Iterator[tuple[str, Run]]:
+    """Runs of every width and prompt with the drafts of ``drafter``, each with what it is.
+
+    Raises:
+        GateFailure: nothing was drafted, or, once the caller has judged the run, its logits
+            are not those of the batched pass.
+    """
+    for draft in DRAFTS:
+        for prompt in bench.general:
+            reference = batched(bench, prompt)
+            run = bench.run(prompt, mtp=True, draft=draft, drafter=drafter(sequence(reference)))
+            if run.evidence.n_drafted == 0:
+                raise GateFailure("no evidence: nothing drafted")
+            yield f"{prompt.name}, draft {draft}", run
+            what = f"{prompt.name}, {kind} drafts and the head's"
+            bench.equal(run, reference, what, prefix=True)
 
 
 def batched(bench: Bench, prompt: Prompt) -> Run:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sluice.cli.verdicts import ERROR, FAIL, NOT_RECORDED, PASS, Report
+from sluice.telemetry.verdicts import ERROR, FAIL, NOT_RECORDED, PASS, Report
 
 WIDTH_IN_A_LOG = 140
 _STYLES = {PASS: "green", FAIL: "bold red", ERROR: "bold red", NOT_RECORDED: "yellow"}

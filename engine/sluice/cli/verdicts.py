@@ -14,8 +14,6 @@ from sluice.telemetry.verdicts import (
     nothing_applies,
 )
 
-__all__ = ["ERROR", "FAIL", "NOT_RECORDED", "PASS", "Report", "closing"]
-
 
 def closing(report: Report, exit_code: int, wall_s: float) -> str:
     """The last line of the command: one word, the counts, and the wall time in seconds."""

@@ -56,7 +56,7 @@ def top2(logits: F32) -> Top2:
 
 def row_sha256(logits: F32) -> str:
     """SHA-256 of the row's float32 bytes, little-endian."""
-    return hashlib.sha256(logits.astype("<f4", copy=False).tobytes()).hexdigest()
+    return hashlib.sha256(logits.astype("<f4", copy=False).data).hexdigest()
 
 
 def top_probability(logits: F32) -> float:

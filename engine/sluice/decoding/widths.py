@@ -161,6 +161,13 @@ def spelled(classes: Classes) -> str:
     return " | ".join(", ".join(_runs(one)) for one in classes)
 
 
+def spelled_drafts(group: tuple[int, ...]) -> str:
+    """A group of drafts in words, plain being draft 0: ``plain = draft 1 to 3, 5``."""
+    drafts = tuple(draft for draft in group if draft)
+    words = ["plain"] if 0 in group else []
+    return " = ".join([*words, *([f"draft {spelled((drafts,))}"] if drafts else [])])
+
+
 def _runs(numbers: tuple[int, ...]) -> list[str]:
     runs: list[list[int]] = []
     for n in numbers:

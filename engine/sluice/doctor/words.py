@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sluice import __version__
-from sluice.decoding.widths import ATTENTION, WIDTHS, KernelClasses, spelled
+from sluice.decoding.widths import ATTENTION, WIDTHS, KernelClasses, spelled, spelled_drafts
 from sluice.doctor.build import Build
 from sluice.doctor.diagnosis import Profile
 from sluice.doctor.examination import Examination
@@ -83,14 +83,10 @@ def _drafts(found: Examination) -> list[str]:
     rows = []
     for profile in found.profiles:
         if profile.holds:
-            rows.append(("", profile.name, " | ".join(_group(one) for one in profile.drafts)))
+            rows.append(
+                ("", profile.name, " | ".join(spelled_drafts(one) for one in profile.drafts))
+            )
     return _columns(rows)
-
-
-def _group(drafts: tuple[int, ...]) -> str:
-    words = spelled((tuple(n for n in drafts if n),)) if any(drafts) else ""
-    plain = "plain" if 0 in drafts else ""
-    return " = ".join(part for part in (plain, words and f"draft {words}") if part)
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

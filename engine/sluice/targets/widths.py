@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from sluice.decoding.widths import examine, interchangeable, spelled
+from sluice.decoding.widths import examine, interchangeable, spelled_drafts
 from sluice.gguf.header import read_header
+
+__all__ = ["draft_groups", "spelled_drafts"]
 
 
 @functools.cache
@@ -20,10 +22,3 @@ def draft_groups(path: Path, threads: int) -> tuple[tuple[int, ...], ...]:
         SluiceError: the file cannot be read, or the kernels cannot be run by themselves here.
     """
     return interchangeable(examine(read_header(path), flash_attn=True, threads=threads))
-
-
-def spelled_drafts(group: tuple[int, ...]) -> str:
-    """A group of drafts in words, plain being draft 0: ``plain = draft 1 to 3, 5``."""
-    drafts = tuple(draft for draft in group if draft)
-    words = ["plain"] if 0 in group else []
-    return " = ".join([*words, *([f"draft {spelled((drafts,))}"] if drafts else [])])

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from sluice.cli.table import print_table
-from sluice.cli.verdicts import Report
+from sluice.telemetry.verdicts import Report
 
 from .conftest import verdict
 
