@@ -19,6 +19,8 @@ from sluice.errors import RequestError
 FlashAttn = Literal["auto", "on", "off"]
 CatchUp = Literal["prefix", "batch"]
 Numerics = Literal["default", "decode-invariant", "invariant"]
+DenseWeights = Literal["anon", "warm", "mmap"]
+CacheMb = int | Literal["auto"]
 
 DRAFT_MAX = 8
 THREADS_MAX = 512  # GGML_MAX_N_THREADS: ggml asserts above it
@@ -35,6 +37,7 @@ class Knob:
         help: one line for ``--help``.
         low, high: inclusive range of a number, ``None`` where open.
         choices: the legal words of a text knob.
+        words: words that a number's knob takes in the place of a number.
         per_call: may be given to ``Session.generate`` as an override.
         aliases: flags of llama.cpp that mean the same.
     """
@@ -44,6 +47,7 @@ class Knob:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
     per_call: bool = False
     aliases: tuple[str, ...] = ()
 
@@ -112,6 +116,54 @@ class Config:
     )
     odirect: bool = _knob(
         True, "--odirect/--no-odirect", "Bypass the page cache (O_DIRECT) for slice reads."
+    )
+    cache_mb: CacheMb = _knob(
+        0,
+        "--cache-mb",
+        "Keep streamed experts in memory, least recently used out first; auto sizes it by the"
+        " memory that is free at load, 0 is off.",
+        low=0,
+        high=1 << 24,
+        words=("auto",),
+        per_call=True,
+    )
+    cache_floor_mb: int = _knob(
+        0, "--cache-floor-mb", "The least that --cache-mb auto may come to.", low=0, high=1 << 24
+    )
+    cache_ceil_mb: int = _knob(
+        0, "--cache-ceil-mb", "The most that --cache-mb auto may come to; 0 is no limit.",
+        low=0, high=1 << 24,
+    )  # fmt: skip
+    force_cache: bool = _knob(
+        False, "--force-cache", "Take a --cache-mb that is too small to be of use."
+    )
+    dense_weights: DenseWeights = _knob(
+        "anon",
+        "--dense-weights",
+        "What is not streamed: read into memory of our own (anon), left mapped and paged in at"
+        " load (warm), or left mapped (mmap).",
+        choices=get_args(DenseWeights),
+    )
+    overlap: bool = _knob(
+        False, "--overlap", "Let reads that are not needed yet run on under the matmuls that are."
+    )
+    prefetch: int = _knob(
+        0, "--prefetch", "Read the previous token's experts of the next K layers ahead.",
+        low=0, high=64,
+    )  # fmt: skip
+    predict_prefetch: bool = _knob(
+        False, "--predict-prefetch",
+        "Run the next layer's router early, and read ahead what it names.",
+    )  # fmt: skip
+    predict_spec_max: int = _knob(
+        4, "--predict-spec-max", "Experts that --predict-prefetch may read ahead for one layer.",
+        low=1, high=1024,
+    )  # fmt: skip
+    predict_log: bool = _knob(
+        False, "--predict-log", "Count how often each way to predict a layer's experts is right."
+    )
+    prefetch_sync: bool = _knob(
+        False, "--prefetch-sync", "Control: wait for what is read ahead, at once."
     )
     load_all: bool = _knob(
         False, "--load-all", "Control: read every expert of a layer, not only the routed ones."
@@ -214,6 +266,11 @@ def apply_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
                 f" open another Session with {flag}"
             )
     changed = validate(config.replace(**overrides))
+    if bool(changed.cache_mb) != bool(config.cache_mb):
+        raise RequestError(
+            f"--cache-mb {changed.cache_mb}: the session was opened with {config.cache_mb}; a"
+            " cache can be resized, not added or taken away: open another Session"
+        )
     if changed.mtp and changed.draft > config.draft:
         raise RequestError(
             f"--draft {changed.draft}: the session was opened for drafts of {config.draft};"
@@ -225,6 +282,10 @@ def apply_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
 def _check_value(value: Any, default: Any, knob: Knob) -> None:
     flag = knob.flag.split("/")[0]
     wants: type = type(default)
+    if knob.words and isinstance(value, str):
+        if value not in knob.words:
+            raise RequestError(f"{flag} {value}: must be a number, or {', '.join(knob.words)}")
+        return
     right = isinstance(value, bool) if wants is bool else not isinstance(value, bool)
     if wants is float:
         right = right and isinstance(value, (int, float))
@@ -269,11 +330,42 @@ def _check_rules(c: Config) -> None:
     if c.moe_stream and not can_stream():
         raise RequestError("--moe-stream: needs Linux (O_DIRECT, call slots); drop it to run"
                            " resident")  # fmt: skip
+    _check_streaming_rules(c)
+
+
+def _check_streaming_rules(c: Config) -> None:
+    ahead = [flag for on, flag in ((c.prefetch, "--prefetch"),
+                                   (c.predict_prefetch, "--predict-prefetch")) if on]  # fmt: skip
     if not c.moe_stream:
-        for on, flag in ((c.load_all, "--load-all"), (c.poison, "--poison")):
+        needing = [
+            (c.load_all, "--load-all"), (c.poison, "--poison"), (c.cache_mb, "--cache-mb"),
+            (c.overlap, "--overlap"), (c.prefetch, "--prefetch"),
+            (c.predict_prefetch, "--predict-prefetch"), (c.predict_log, "--predict-log"),
+        ]  # fmt: skip
+        for on, flag in needing:
             if on:
                 raise RequestError(f"{flag}: only has a meaning when experts are streamed;"
                                    " add --moe-stream")  # fmt: skip
+    if len(ahead) > 1:
+        raise RequestError(
+            "--prefetch with --predict-prefetch: two ways to choose what is read ahead; drop one"
+        )
+    if ahead and not c.cache_mb:
+        raise RequestError(
+            f"{ahead[0]}: what is read ahead has to be kept, and --cache-mb is 0; add --cache-mb"
+            f" auto, or drop {ahead[0]}"
+        )
+    if c.cache_ceil_mb and c.cache_floor_mb > c.cache_ceil_mb:
+        raise RequestError(
+            f"--cache-floor-mb {c.cache_floor_mb}: above --cache-ceil-mb {c.cache_ceil_mb};"
+            " lower it, or raise the other"
+        )
+    for on, flag in ((c.load_all, "--load-all"), (c.poison, "--poison")):
+        if on and c.cache_mb:
+            raise RequestError(
+                f"{flag} with --cache-mb {c.cache_mb}: a control of streaming without a cache;"
+                " drop one of them"
+            )
     if c.load_all and c.poison:
         raise RequestError(
             "--load-all with --poison: every expert is read, so nothing is left to poison;"

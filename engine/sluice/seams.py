@@ -54,6 +54,36 @@ class Seams:
     def slice_read(self, layer: int, part: str, expert: int, data: memoryview) -> None:
         """Called with the slice's own bytes (writable) after they were read."""
 
+    def slice_shard(self, shard: int, n_shards: int) -> int:
+        """Which shard a slice of ``shard`` is read from."""
+        return shard
+
+    def lane_reads(self, tensor: str, is_ahead: bool) -> None:
+        """Called in a lane before it reads."""
+
+    def lane_has_read(self, tensor: str, is_ahead: bool) -> None:
+        """Called in a lane when it has read, before anyone is told."""
+
+    def waits(self, layer: int, part: str) -> bool:
+        """Whether a part's reads are waited for before the matmul that takes them."""
+        return True
+
+    def waits_for_ahead(self, layer: int, expert: int) -> bool:
+        """Whether an expert on its way by read-ahead is waited for when it is routed to."""
+        return True
+
+    def forgets(self, layer: int, expert: int) -> bool:
+        """Whether an expert leaves the cache's table when its memory is given back."""
+        return True
+
+    def spares_in_flight(self) -> bool:
+        """Whether eviction leaves alone what a lane is writing into."""
+        return True
+
+    def spares_shared_page(self) -> bool:
+        """Whether eviction keeps a page that a resident neighbour has a part of."""
+        return True
+
     def routing(self, selected: npt.NDArray[np.int32], flat: npt.NDArray[np.int32]) -> Any:
         """Routed experts of one layer, int32[rows, top_k].
 

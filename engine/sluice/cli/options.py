@@ -26,7 +26,9 @@ _METAVARS = {int: "N", float: "F"}
 _OPEN_ENDED = (INT32_MAX, SEED_MAX)  # limits of a type, not worth a word in the help
 
 _OF_MTP = ("draft", "draft_min", "mtp_p_min", "catch_up")
-_OF_STREAMING = ("io_threads", "odirect")
+_OF_STREAMING = ("io_threads", "odirect", "dense_weights")
+_OF_AUTO = ("cache_floor_mb", "cache_ceil_mb")
+_OF_AHEAD = ("prefetch_sync",)
 _OF_SAMPLING = ("top_k", "top_p", "seed")
 
 
@@ -74,12 +76,29 @@ def idle_flags(config: Config) -> list[str]:
     defaults = Config(model=config.model)
     idle = [] if config.mtp else [(name, "--mtp") for name in _OF_MTP]
     idle += [] if config.moe_stream else [(name, "--moe-stream") for name in _OF_STREAMING]
+    idle += [] if config.cache_mb else [("force_cache", "--cache-mb")]
+    idle += [] if config.cache_mb == "auto" else [(name, "--cache-mb auto") for name in _OF_AUTO]
+    is_ahead = config.prefetch or config.predict_prefetch
+    idle += [] if is_ahead else [(name, "--prefetch or --predict-prefetch") for name in _OF_AHEAD]
+    idle += [] if config.predict_prefetch else [("predict_spec_max", "--predict-prefetch")]
     idle += [] if config.temp > 0 else [(name, "--temp above 0") for name in _OF_SAMPLING]
     return [
         f"{knobs()[name].flag.rpartition('/')[2]}: has no effect without {needs}"
         for name, needs in idle
         if getattr(config, name) != getattr(defaults, name)
     ]
+
+
+class _NumberOrWord(click.ParamType[Any]):
+    """A whole number, or a word of the knob's; anything else is for ``validate`` to refuse."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return int(value)
+        except ValueError:
+            return value
 
 
 def _option(name: str, knob: Knob, default: Any) -> Callable[[Command], Command]:
@@ -92,9 +111,10 @@ def _option(name: str, knob: Knob, default: Any) -> Callable[[Command], Command]
         name,
         knob.flag,
         *knob.aliases,
-        type=_TYPES[kind],
+        type=_NumberOrWord() if knob.words else _TYPES[kind],
         default=default,
-        metavar="|".join(knob.choices) or _METAVARS.get(kind),
+        metavar="|".join(knob.choices)
+        or "|".join((_METAVARS.get(kind, ""), *knob.words)).strip("|"),
         help=_help(knob, default),
     )
 
@@ -113,4 +133,4 @@ def _range(knob: Knob) -> str:
         return f"{knob.low:g} or more"
     if knob.low is None:
         return f"{knob.high:g} or less"
-    return f"{knob.low:g} to {knob.high:g}"
+    return f"{knob.low:g} to {knob.high:.10g}"

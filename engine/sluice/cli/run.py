@@ -67,8 +67,11 @@ def run(
     """
     check_source(text, file)
     config = validate(config_of(model, values, spec_type))
-    inputs = [model_path(config.model), *([Path(file)] if file not in (None, "-") else [])]
+    path = model_path(config.model)
     if evidence is not None:
+        from sluice.gguf.shards import files_by_name  # loads numpy and gguf
+
+        inputs = [*files_by_name(path), *([Path(file)] if file not in (None, "-") else [])]
         evidence = check_output_file("--evidence", evidence, inputs=inputs)
     for line in idle_flags(config):
         warn(line)

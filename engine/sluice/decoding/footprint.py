@@ -11,12 +11,12 @@ from pathlib import Path
 from sluice.config import Config
 from sluice.errors import RequestError
 from sluice.gguf.header import Header
+from sluice.streaming.memory import available_bytes, total_bytes
 
 _F16_BYTES = 2
 # llama.cpp's scheduler asks for 60 tensor structs a graph node in one piece, and a hybrid
 # model's graph has 40 nodes a row (and some); where that is refused, an assertion ends the process.
 _SCHEDULER_BYTES = 41 * 60 * 336
-_MEMINFO = Path("/proc/meminfo")
 
 
 def cache_bytes(header: Header, ctx: int, *, with_head: bool) -> int:
@@ -34,11 +34,6 @@ def cache_bytes(header: Header, ctx: int, *, with_head: bool) -> int:
     return width * _F16_BYTES * ctx
 
 
-def available_bytes() -> int | None:
-    """Memory that can be taken without swapping; ``None`` where the system does not say."""
-    return _meminfo_bytes("MemAvailable")
-
-
 def check_footprint(config: Config, header: Header) -> None:
     """Refuse a context whose attention cache, or whose scheduler, cannot fit into memory.
 
@@ -46,7 +41,7 @@ def check_footprint(config: Config, header: Header) -> None:
         RequestError: names ``-c`` or ``--ubatch``, what it needs and what there is.
     """
     width = min(config.ubatch, config.ctx)
-    limits = (_meminfo_bytes("MemTotal"), _address_space_bytes())
+    limits = (total_bytes(), _address_space_bytes())
     total = min((limit for limit in limits if limit is not None), default=None)
     if total is not None and width * _SCHEDULER_BYTES > total:
         raise RequestError(
@@ -78,12 +73,3 @@ def _address_space_bytes() -> int | None:
         line for line in status.read_text(encoding="ascii").splitlines() if line[:7] == "VmSize:"
     )
     return max(limit - (int(used.split()[1]) << 10), 0)
-
-
-def _meminfo_bytes(key: str) -> int | None:
-    if not _MEMINFO.exists():
-        return None
-    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) << 10
-    return None

@@ -23,13 +23,15 @@ from sluice.decoding.plain import plain_steps
 from sluice.decoding.speculative import Propose, speculative_steps
 from sluice.decoding.step import Step, greedy
 from sluice.errors import RequestError
-from sluice.gguf.header import Header, read_header
+from sluice.gguf.header import Header
 from sluice.gguf.limits import refuse_what_aborts
+from sluice.gguf.shards import read_model
 from sluice.llama.context import Context, ContextShape, Guard
 from sluice.llama.model import Model
 from sluice.llama.sampler import Sampler
 from sluice.seams import NO_SEAMS, Drafter, Nodes, Seams
 from sluice.streaming.layout import ExpertLayout, expert_layout
+from sluice.streaming.reader import SliceReader
 from sluice.streaming.streamer import Streamer
 from sluice.telemetry.metrics import Metrics
 
@@ -148,6 +150,9 @@ class Session:
         self._check_prompt(ids, config)
         if self._generation is not None:
             self._generation.end_by("a later generate() of its session")
+        if self._streamer is not None and config.cache_mb != self.config.cache_mb:
+            self._streamer.resize(config)
+            self.config = self.config.replace(cache_mb=config.cache_mb)
         self._generation = Generation(
             partial(self._steps, ids, config),
             model=self._model,
@@ -161,10 +166,13 @@ class Session:
 
     def _open(self, path: Path, warn: Warn) -> None:
         config = self.config
-        header = read_header(path)
+        header = read_model(path)
+        path = header.path  # llama.cpp takes the first shard, whichever was named
         refuse_what_aborts(header)
         layout = _check_against_header(config, header)
         check_footprint(config, header)
+        # The files are noted before llama.cpp opens them: what changes from here on is refused.
+        reader = SliceReader(header.paths, direct=config.odirect, warn=warn) if layout else None
         self._numerics = Numerics(config.numerics, header)
         self._closing.callback(self._numerics.close)
         self.fingerprint = fingerprint(header, config.numerics)
@@ -177,16 +185,14 @@ class Session:
         self._closing.callback(self._model.close)
         if config.moe_stream and not self._model.opened_by_header:
             warn(f"{path}: this build has no call slots to redirect; opening read the whole file")
-        if layout is not None:
+        if layout is not None and reader is not None:
             self._streamer = Streamer(
-                path,
+                config,
+                header,
                 layout,
-                lanes=config.io_threads,
-                direct=config.odirect,
-                load_all=config.load_all,
-                poison=config.poison,
+                reader=reader,
                 seams=self._seams,
-                warn=warn,
+                progress=self._progress,
             )
             self._closing.callback(self._streamer.close)
         self._target = self._context(
@@ -211,6 +217,10 @@ class Session:
                 head = self._head
                 rest = [n for n in layout.layers if n >= layout.n_trunk]
                 self._streamer.capture(lambda: head.context.build_only(0, head.hidden[None]), rest)
+            self._streamer.settle()
+            if self._streamer.cache is not None:
+                budget_bytes = self._streamer.cache.budget_bytes
+                self.config = config.replace(cache_mb=max(budget_bytes >> 20, 1))
 
     def _context(self, *, is_head: bool = False, **shape: Any) -> Context:
         streamer = self._streamer
@@ -259,6 +269,8 @@ class Session:
         self._target.clear()
         if self._head is not None:
             self._head.reset()
+        if self._streamer is not None:
+            self._streamer.begin()
         last_row = self._prefill(ids, metrics)
         if not config.mtp:
             yield from self._plain(len(ids), last_row, config, metrics)

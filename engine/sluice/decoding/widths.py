@@ -220,7 +220,7 @@ def _weight(header: Header, info: TensorInfo) -> _Matrix:
     n_rows = min(_ROWS_MAX, info.shape[1])
 
     def read() -> bytes:
-        with header.path.open("rb") as file:
+        with header.path_of(info).open("rb") as file:
             file.seek(info.offset)
             return file.read(n_rows * (info.shape[0] // block * block_bytes))
 

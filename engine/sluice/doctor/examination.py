@@ -12,8 +12,9 @@ from sluice.decoding.numerics import obstacle
 from sluice.decoding.widths import KernelClasses
 from sluice.doctor.build import Build, examine_build
 from sluice.doctor.diagnosis import PROFILES, Profile, diagnose
+from sluice.doctor.streaming import Streaming, examine_streaming
 from sluice.errors import SystemFault
-from sluice.gguf.header import read_header
+from sluice.gguf.shards import read_model
 from sluice.llama import kernels
 
 SCHEMA = "sluice-doctor/1"
@@ -37,23 +38,26 @@ class Examination:
     switched_off: tuple[KernelClasses, ...]
     unknown: str | None
     profiles: tuple[Profile, ...]
+    streaming: Streaming
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for ``--json``."""
-        return {"schema": SCHEMA} | dataclasses.asdict(self)
+        plain = dataclasses.asdict(self) | {"streaming": self.streaming.as_dict()}
+        return {"schema": SCHEMA} | plain
 
 
-def examine(path: Path, *, threads: int) -> Examination:
-    """Run the kernels on weights of the model at ``path``.
+def examine(path: Path, *, threads: int, ubatch: int) -> Examination:
+    """Run the kernels on weights of the model at ``path``, and plan how it would be streamed.
 
     Args:
-        path: a gguf.
+        path: a gguf, or any shard of one.
         threads: compute threads, as a run would use.
+        ubatch: the width of a pass, likewise.
 
     Raises:
         ModelError: the file cannot be read.
     """
-    header = read_header(path)
+    header = read_model(path)
     build = examine_build()
     unknown: str | None = None
     as_is: tuple[KernelClasses, ...] = ()
@@ -82,6 +86,7 @@ def examine(path: Path, *, threads: int) -> Examination:
         switched_off=off,
         unknown=unknown,
         profiles=profiles,
+        streaming=examine_streaming(header, ubatch=ubatch),
     )
 
 

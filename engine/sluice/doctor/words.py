@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from sluice import __version__
 from sluice.decoding.widths import ATTENTION, WIDTHS, KernelClasses, spelled, spelled_drafts
 from sluice.doctor.build import Build
 from sluice.doctor.diagnosis import Profile
 from sluice.doctor.examination import Examination
+from sluice.doctor.streaming import Streaming
+from sluice.telemetry.summary import MIB
 
 
 def lines(found: Examination) -> list[str]:
@@ -29,7 +31,7 @@ def lines(found: Examination) -> list[str]:
     if not found.unknown:
         out += ["", "drafts that give the same bits, logits included, where none is cut short"
                 " by --mtp-p-min:", *_drafts(found)]  # fmt: skip
-    return out
+    return [*out, "", *_streaming(found.streaming)]
 
 
 def _build(build: Build) -> list[str]:
@@ -87,6 +89,50 @@ def _drafts(found: Examination) -> list[str]:
                 ("", profile.name, " | ".join(spelled_drafts(one) for one in profile.drafts))
             )
     return _columns(rows)
+
+
+def _streaming(found: Streaming) -> list[str]:
+    if found.plan is None:
+        return [f"streaming: not this model: {found.refusal}"]
+    plan = found.plan.without_head()
+    experts = _span([one.n_expert for one in plan.layers], str)
+    whose = "" if found.n_files == 1 else f", in {found.n_files} shards"
+    rows = [
+        ("", "experts", f"{len(plan.layers)} layers of {experts}, {plan.n_used} used a token;"
+                        f" {_mib(plan.total_bytes)} in all{whose}"),
+        ("", "an expert", _span([one.expert_bytes for one in plan.layers], _mib)),
+        ("", "a layer", _span([one.layer_bytes for one in plan.layers], _mib)),
+        ("", "a token", f"{_mib(plan.token_bytes)}, read for every token where nothing is cached"),
+        ("", "resident", f"{_mib(plan.dense_bytes)} of weights that are not streamed"),
+    ]  # fmt: skip
+    if found.plan.head:
+        rows.append(("", "with --mtp", f"{_mib(found.plan.head_token_bytes)} more a drafted token,"
+                     f" of {_mib(found.plan.total_bytes - plan.total_bytes)} more in all;"
+                     f" {_mib(found.plan.head_dense_bytes)} more resident"))  # fmt: skip
+    sizes = [
+        ("", f"--cache-mb {-(-one.cache_bytes // MIB)}", one.name,
+         f"the experts of {one.n_tokens:.1f} tokens")
+        for one in plan.cache_sizes(found.ubatch)
+    ]  # fmt: skip
+    if found.auto_cache_bytes is not None:
+        sizes.append(("", "--cache-mb auto", f"{_mib(found.auto_cache_bytes)} now",
+                      f"the experts of {found.auto_cache_bytes / plan.token_page_bytes:.1f}"
+                      " tokens"))  # fmt: skip
+    return [
+        "streaming, with --moe-stream:",
+        *_columns(rows),
+        f"cache sizes that make sense with --ubatch {found.ubatch}, and what they hold:",
+        *_columns(sizes),
+    ]
+
+
+def _span(values: Sequence[int], spelled: Callable[[int], str]) -> str:
+    low, high = spelled(min(values)), spelled(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / MIB:.2f} MiB"
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

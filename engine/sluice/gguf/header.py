@@ -23,6 +23,7 @@ ARRAY_KEPT = 512  # longer arrays (vocabulary, merges) are skipped, not kept
 STRINGS_MAX = 1 << 24  # of one array; vocabularies and merges have less than a million
 TEXT_BYTES_MAX = 1 << 26  # of one kept text; chat templates have a few thousand
 TOKENS = "tokenizer.ggml.tokens"
+SPLIT_KINDS = {"split.no": 2, "split.count": 2, "split.tensors.count": 5}  # uint16, int32
 _DIMS_MAX = 4  # GGML_MAX_DIMS
 _NAME_MAX = 63  # GGML_MAX_NAME less the terminator
 _STRING, _ARRAY = 8, 9
@@ -32,10 +33,11 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor in the file.
+    """One tensor in a file.
 
     ``shape`` is in ggml's order (``ne``, innermost first), ``offset`` counts from the start of
-    the file, ``size_bytes`` is without padding.
+    its file, ``size_bytes`` is without padding, ``shard`` is its file's place in
+    :attr:`Header.paths`.
     """
 
     name: str
@@ -43,17 +45,47 @@ class TensorInfo:
     shape: tuple[int, ...]
     offset: int
     size_bytes: int
+    shard: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """A file, the bytes of its header, and all of its bytes."""
+
+    path: Path
+    header_bytes: int
+    file_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A parsed header; ``size_bytes`` is its length, ``file_bytes`` that of the file."""
+    """What a gguf says of itself; of a model in shards, what they say together.
 
-    path: Path
+    ``files`` are in the order of the shards, ``metadata`` is the first one's.
+    """
+
+    files: tuple[GgufFile, ...]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
-    size_bytes: int
-    file_bytes: int
+
+    @property
+    def path(self) -> Path:
+        """The file, or the first shard: the one that llama.cpp is given."""
+        return self.files[0].path
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Every file; :attr:`TensorInfo.shard` is an index into them."""
+        return tuple(file.path for file in self.files)
+
+    @property
+    def file_bytes(self) -> int:
+        """All files together."""
+        return sum(file.file_bytes for file in self.files)
+
+    def path_of(self, tensor: TensorInfo) -> Path:
+        """The file that ``tensor`` lies in."""
+        return self.files[tensor.shard].path
 
     @property
     def architecture(self) -> str:
@@ -78,7 +110,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Parse the header of ``path``.
+    """Parse the header of the one file ``path``; see :mod:`sluice.gguf.shards` for a model.
 
     Raises:
         ModelError: not a gguf, of an unknown version, malformed, or shorter than its tensors.
@@ -227,8 +259,12 @@ class _Parser:
             key = self.string()
             if not key or key in metadata:
                 raise self.fail(f"malformed: metadata key {key!r} is empty or there twice")
-            # llama.cpp asserts that tokens differ, and an assertion ends the process.
-            metadata[key] = self.value(self.take("I"), distinct=key == TOKENS)
+            kind = self.take("I")
+            # llama.cpp asserts that a shard's number is of its type, and that tokens differ;
+            # an assertion ends the process.
+            if kind != SPLIT_KINDS.get(key, kind):
+                raise self.fail(f"malformed: {key} is of type {kind}, must be {SPLIT_KINDS[key]}")
+            metadata[key] = self.value(kind, distinct=key == TOKENS)
         rows = [self.tensor() for _ in range(n_tensors)]
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
@@ -236,7 +272,7 @@ class _Parser:
         end = self.base + self.at
         data_offset = -(-end // alignment) * alignment
         tensors = self.place(rows, data_offset, alignment)
-        return Header(self.path, metadata, tensors, end, self.file_bytes)
+        return Header((GgufFile(self.path, end, self.file_bytes),), metadata, tensors)
 
     def tensor(self) -> TensorInfo:
         name, n_dims = self.string(), self.take("I")

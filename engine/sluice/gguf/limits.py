@@ -70,12 +70,12 @@ def _check_types(header: Header) -> None:
     for info in header.tensors.values():
         if info.type_name in _NEVER_WEIGHTS and not _TABLES.search(info.name):
             raise ModelError(
-                f"{header.path}: {info.name} is of type {info.type_name}, which ggml cannot"
+                f"{header.path_of(info)}: {info.name} is of type {info.type_name}, which ggml cannot"
                 " compute with; convert the model again"
             )
         if info.type_name != "F32" and _ADDED_OR_SCALED.search(info.name):
             raise ModelError(
-                f"{header.path}: {info.name} is of type {info.type_name}, and ggml's CPU kernels"
+                f"{header.path_of(info)}: {info.name} is of type {info.type_name}, and ggml's CPU kernels"
                 " take it as F32 only; convert the model again"
             )
 

@@ -23,7 +23,7 @@ _NB = 48  # size_t[4] strides in bytes
 _SRC = 152  # ggml_tensor *[10]
 _DATA = 248
 _NAME = 256  # char[64]
-_N_SRC = 3  # sources that can be a weight of an expert matmul or its bias
+_N_SRC = 10  # GGML_MAX_SRC
 _POINTER = struct.Struct("=Q")
 _FOUR = struct.Struct("=4q")
 _DTYPES = {
@@ -67,7 +67,7 @@ def rebind(address: int, data_address: int) -> None:
 
 
 def sources(address: int) -> list[int]:
-    """Addresses of the first sources that are set."""
+    """Addresses of the sources that are set, in order."""
     raw = ctypes.string_at(address + _SRC, 8 * _N_SRC)
     return [a for (a,) in _POINTER.iter_unpack(raw) if a]
 

@@ -1,9 +1,10 @@
-"""The memory that streamed experts are read into: one buffer a part, shared by all layers.
+"""The memory that streamed experts are read into.
 
-Serial streaming needs one layer's experts at a time, so every layer's tensor of one part is
-bound to the same buffer. Each is bound at an address that is congruent with its place in the
-file, modulo the page: an aligned read then lands in place, and the extra bytes at its ends
-are the neighbouring experts' own.
+Every tensor is bound at an address that is congruent with its place in the file, modulo the
+reader's granule: an aligned read then lands in place, and the extra bytes at its ends are the
+neighbouring experts' own. Without a cache one layer is in memory at a time, so all layers'
+tensors of one part share one buffer; with a cache each tensor has a range of its own, and
+:mod:`sluice.streaming.pages` gives back the pages of what is evicted.
 """
 
 from __future__ import annotations
@@ -15,87 +16,124 @@ import numpy.typing as npt
 
 from sluice.errors import SystemFault
 from sluice.streaming.layout import ExpertLayout, ExpertTensor
-from sluice.streaming.reader import ALIGNMENT, CHUNK_BYTES, Read
+from sluice.streaming.reader import CHUNK_BYTES, Read
 
 POISON = 0xFF  # all ones is a NaN in F32, F16, BF16 and in the scales of block formats
+_NORESERVE = 0x4000  # MAP_NORESERVE: address space for all experts, pages for the cached ones
+
+
+class Buffer:
+    """Anonymous memory; pages are taken as they are first touched.
+
+    ``start`` is the first multiple of the granule in it, ``size_bytes`` counts from there.
+    """
+
+    def __init__(self, size_bytes: int, granule_bytes: int) -> None:
+        self.size_bytes = -(-size_bytes // granule_bytes) * granule_bytes
+        room = self.size_bytes + granule_bytes - mmap.PAGESIZE
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        try:
+            self.memory = mmap.mmap(-1, room, flags=flags)
+        except OSError as err:
+            raise SystemFault(
+                f"no memory for the weights: {room / 2**20:.0f} MiB of address space:"
+                f" {err.strerror}; raise the limit of this process (ulimit -v), or drop --cache-mb"
+            ) from None
+        whole = np.frombuffer(self.memory, np.uint8)
+        first = int(whole.ctypes.data)
+        self.start = -first % granule_bytes
+        self.bytes: npt.NDArray[np.uint8] = whole[self.start : self.start + self.size_bytes]
+        self.view = memoryview(self.memory)[self.start : self.start + self.size_bytes]
+        self.address = first + self.start
 
 
 class Arena:
-    """Buffers for the widest layer of ``layout``; pages are taken as slices first touch them."""
+    """Buffers for ``layout``.
 
-    def __init__(self, layout: ExpertLayout) -> None:
+    Args:
+        layout: what is streamed.
+        granule_bytes: the reader's.
+        shared: one buffer a part for all layers, in the place of one a tensor.
+    """
+
+    def __init__(self, layout: ExpertLayout, *, granule_bytes: int, shared: bool) -> None:
+        self.granule_bytes = granule_bytes
+        self._shared = shared
         sizes: dict[str, int] = {}
         for tensor in layout.by_name.values():
-            sizes[tensor.part] = max(sizes.get(tensor.part, 0), tensor.size_bytes)
-        # A page before and after: a window is rounded out to pages on both sides.
-        self._maps = {
-            part: _memory(-(-size // ALIGNMENT) * ALIGNMENT + 2 * ALIGNMENT)
-            for part, size in sizes.items()
-        }
-        self._bytes: dict[str, npt.NDArray[np.uint8]] = {
-            part: np.frombuffer(memory, np.uint8) for part, memory in self._maps.items()
-        }
-        self._views = {part: memoryview(memory) for part, memory in self._maps.items()}
+            key = self._key(tensor)
+            # A granule before and after: a window is rounded out on both sides.
+            needed = tensor.size_bytes + 2 * granule_bytes
+            sizes[key] = max(sizes.get(key, 0), needed)
+        self._buffers = {key: Buffer(size, granule_bytes) for key, size in sizes.items()}
 
     @property
     def size_bytes(self) -> int:
         """Address space of all buffers together."""
-        return sum(len(memory) for memory in self._maps.values())
+        return sum(buffer.size_bytes for buffer in self._buffers.values())
+
+    def buffer(self, tensor: ExpertTensor) -> Buffer:
+        """The memory that ``tensor`` lies in."""
+        return self._buffers[self._key(tensor)]
+
+    def first_byte(self, tensor: ExpertTensor) -> int:
+        """Where expert 0 begins in :meth:`buffer`."""
+        return tensor.offset % self.granule_bytes
 
     def address(self, tensor: ExpertTensor) -> int:
         """Where ``tensor``'s expert 0 begins in memory."""
-        return int(self._bytes[tensor.part].ctypes.data) + tensor.offset % ALIGNMENT
+        return self.buffer(tensor).address + self.first_byte(tensor)
 
     def slice_view(self, tensor: ExpertTensor, expert: int) -> memoryview:
         """The bytes of one expert's slice, writable."""
-        start = tensor.offset % ALIGNMENT + expert * tensor.slice_bytes
-        return self._views[tensor.part][start : start + tensor.slice_bytes]
+        start = self.first_byte(tensor) + expert * tensor.slice_bytes
+        return self.buffer(tensor).view[start : start + tensor.slice_bytes]
 
-    def slice_read(self, tensor: ExpertTensor, expert: int, source: int, alignment: int) -> Read:
-        """The read that fills ``expert``'s place with ``source``'s slice (the same, but in tests).
+    def slice_reads(
+        self, tensor: ExpertTensor, expert: int, source: int, shard: int, alignment: int
+    ) -> list[Read]:
+        """The reads that fill ``expert``'s place with ``source``'s slice, in chunks.
 
+        Source and place are the same, and ``shard`` is the tensor's, but in tests.
         ``alignment`` is the reader's: 1 reads exactly the slice.
         """
-        offset = tensor.offset + source * tensor.slice_bytes
-        place = tensor.offset + expert * tensor.slice_bytes
-        if (offset - place) % alignment:
-            alignment = 1
-        return self._window(tensor, place, offset, tensor.slice_bytes, alignment)
+        shift = (source - expert) * tensor.slice_bytes
+        begin = expert * tensor.slice_bytes
+        return self._reads(tensor, begin, tensor.slice_bytes, shift, shard, alignment)
 
     def whole_reads(self, tensor: ExpertTensor, alignment: int) -> list[Read]:
         """The reads that fill every expert's place, in chunks that lanes can share."""
-        reads = []
-        for start in range(0, tensor.size_bytes, CHUNK_BYTES):
-            size = min(CHUNK_BYTES, tensor.size_bytes - start)
-            place = tensor.offset + start
-            reads.append(self._window(tensor, place, place, size, alignment))
-        return reads
+        return self._reads(tensor, 0, tensor.size_bytes, 0, tensor.shard, alignment)
 
     def poison(self, tensor: ExpertTensor) -> None:
         """Fill the tensor's whole range with a NaN pattern."""
-        start = tensor.offset % ALIGNMENT
-        self._bytes[tensor.part][start : start + tensor.size_bytes] = POISON
+        start = self.first_byte(tensor)
+        self.buffer(tensor).bytes[start : start + tensor.size_bytes] = POISON
 
-    def _window(
-        self, tensor: ExpertTensor, place: int, offset: int, size: int, alignment: int
-    ) -> Read:
-        before = offset % alignment
-        length = -(-(before + size) // alignment) * alignment
-        at = tensor.offset % ALIGNMENT + (place - tensor.offset) - before
-        return Read(
-            tensor.name,
-            offset - before,
-            self._views[tensor.part][at : at + length],
-            before + size,
-            aligned=alignment == ALIGNMENT,
-        )
+    def _reads(
+        self, tensor: ExpertTensor, begin: int, size: int, shift: int, shard: int, alignment: int
+    ) -> list[Read]:
+        if shift % alignment:
+            alignment = 1  # the place is not congruent with the source
+        view, first = self.buffer(tensor).view, self.first_byte(tensor)
+        reads = []
+        for start in range(begin, begin + size, CHUNK_BYTES):
+            length = min(CHUNK_BYTES, begin + size - start)
+            offset = tensor.offset + start + shift
+            before = offset % alignment
+            room = -(-(before + length) // alignment) * alignment
+            at = first + start - before
+            reads.append(
+                Read(
+                    tensor.name,
+                    offset - before,
+                    view[at : at + room],
+                    before + length,
+                    aligned=alignment > 1,
+                    shard=shard,
+                )
+            )
+        return reads
 
-
-def _memory(size: int) -> mmap.mmap:
-    try:
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as err:
-        raise SystemFault(
-            f"no memory for the streamed experts: {size / 2**20:.0f} MiB of address space:"
-            f" {err.strerror}"
-        ) from None
+    def _key(self, tensor: ExpertTensor) -> str:
+        return tensor.part if self._shared else tensor.name

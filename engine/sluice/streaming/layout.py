@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from sluice.errors import ModelError, RequestError
 from sluice.gguf.header import Header
+from sluice.streaming.architectures import ARCHITECTURES, Architecture
 
 PARTS = ("gate", "up", "down", "gate_up")
 _WEIGHT = re.compile(rf"blk\.(\d+)\.ffn_({'|'.join(PARTS)})_exps\.weight")
+_ANY_EXPERTS = re.compile(r"blk\.\d+\.(\w*exps\.weight)")
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTensor:
     """The weights of one part (gate, up, down or gate_up) of every expert of one layer.
 
-    Expert e's slice is the ``slice_bytes`` bytes at ``offset + e * slice_bytes`` of the file.
+    Expert e's slice is the ``slice_bytes`` bytes at ``offset + e * slice_bytes`` of the file
+    ``shard`` of :attr:`ExpertLayout.paths`.
     """
 
     name: str
@@ -26,6 +30,7 @@ class ExpertTensor:
     offset: int
     slice_bytes: int
     n_expert: int
+    shard: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -35,10 +40,14 @@ class ExpertTensor:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayout:
-    """Every streamed tensor of a model, by layer; the MTP block is layer ``n_trunk``."""
+    """Every streamed tensor of a model, by layer; the MTP block is layer ``n_trunk``.
+
+    ``paths`` are the model's files, in the order of its shards.
+    """
 
     layers: Mapping[int, tuple[ExpertTensor, ...]]
     n_trunk: int
+    paths: tuple[Path, ...] = ()
 
     @property
     def by_name(self) -> dict[str, ExpertTensor]:
@@ -56,18 +65,14 @@ def expert_layout(header: Header, *, with_head: bool) -> ExpertLayout:
     """The streamed tensors of ``header``'s model.
 
     Args:
-        header: of a whole (not split) model.
+        header: of a whole model, be it in shards.
         with_head: whether the MTP block's experts are wanted, too.
 
     Raises:
-        RequestError: the model has no experts, or is split over several files.
+        RequestError: the model has no experts, or some that are not known to be streamable.
         ModelError: a layer whose parts do not fit together.
     """
-    if header.n_shards > 1:
-        raise RequestError(
-            f"--moe-stream: {header.path} is one of {header.n_shards} shards; merge them into one"
-            " gguf (llama-gguf-split --merge), or drop --moe-stream"
-        )
+    row = _row_of(header)
     n_trunk = header.number("block_count") - header.n_nextn
     layers: dict[int, list[ExpertTensor]] = {}
     for info in header.tensors.values():
@@ -77,11 +82,19 @@ def expert_layout(header: Header, *, with_head: bool) -> ExpertLayout:
         layer, part = found
         if len(info.shape) != 3 or info.size_bytes % info.shape[2]:
             raise ModelError(
-                f"{header.path}: {info.name} of shape {list(info.shape)} has no slices"
+                f"{header.path_of(info)}: {info.name} of shape {list(info.shape)} has no slices"
             )
         n_expert = info.shape[2]
         layers.setdefault(layer, []).append(
-            ExpertTensor(info.name, layer, part, info.offset, info.size_bytes // n_expert, n_expert)
+            ExpertTensor(
+                name=info.name,
+                layer=layer,
+                part=part,
+                offset=info.offset,
+                slice_bytes=info.size_bytes // n_expert,
+                n_expert=n_expert,
+                shard=info.shard,
+            )
         )
     if not layers:
         raise RequestError(
@@ -90,8 +103,29 @@ def expert_layout(header: Header, *, with_head: bool) -> ExpertLayout:
         )
     for layer, tensors in layers.items():
         parts = {t.part for t in tensors}
-        if parts not in ({"gate", "up", "down"}, {"gate_up", "down"}, {"up", "down"}):
+        if row is None or parts not in row.stored:
             raise ModelError(f"{header.path}: layer {layer} has experts' {sorted(parts)} only")
         if len({t.n_expert for t in tensors}) != 1:
             raise ModelError(f"{header.path}: layer {layer}'s parts differ in their expert count")
-    return ExpertLayout({n: tuple(layers[n]) for n in sorted(layers)}, n_trunk)
+    return ExpertLayout({n: tuple(layers[n]) for n in sorted(layers)}, n_trunk, header.paths)
+
+
+def _row_of(header: Header) -> Architecture | None:
+    """The architecture's row, or ``None`` for a model without experts.
+
+    Raises:
+        RequestError: the model has experts that would stay resident without a word.
+    """
+    kinds = {
+        match[1]: expert_of(info.name) is not None
+        for info in header.tensors.values()
+        if (match := _ANY_EXPERTS.fullmatch(info.name)) and len(info.shape) > 1
+    }
+    row = ARCHITECTURES.get(header.architecture)
+    if kinds and (row is None or not all(kinds.values())):
+        raise RequestError(
+            f"--moe-stream: {header.path}: the experts of {header.architecture or 'this model'}"
+            f" are {', '.join(f'blk.*.{kind}' for kind in sorted(kinds))}, which Sluice does not"
+            " know how to stream; drop --moe-stream"
+        )
+    return row

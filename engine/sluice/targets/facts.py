@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sluice.decoding.fingerprint import fingerprint
 from sluice.decoding.session import HEAD_ARCHITECTURES
-from sluice.gguf.header import read_header
+from sluice.gguf.shards import read_model
 from sluice.telemetry.evidence import Fingerprint
 
 
@@ -15,13 +15,15 @@ from sluice.telemetry.evidence import Fingerprint
 class ModelFacts:
     """Read from the header alone; ``fingerprint`` is that of runs with default numerics.
 
-    ``has_head`` says that ``--mtp`` can draft with the file, ``n_nextn`` what it announces.
+    ``has_head`` says that ``--mtp`` can draft with the file, ``n_nextn`` what it announces;
+    ``file_bytes`` are those of all shards.
     """
 
     architecture: str
     n_expert: int
     n_nextn: int
     fingerprint: Fingerprint
+    file_bytes: int = 0
 
     @property
     def has_head(self) -> bool:
@@ -35,11 +37,12 @@ class ModelFacts:
 
 
 def model_facts(path: Path) -> ModelFacts:
-    """The facts of the gguf at ``path``; what cannot be read is a :class:`ModelError`."""
-    header = read_header(path)
+    """The facts of the model at ``path``, a gguf or any shard of one; what cannot be read is a :class:`ModelError`."""
+    header = read_model(path)
     return ModelFacts(
         architecture=header.architecture,
         n_expert=header.number("expert_count"),
         n_nextn=header.n_nextn,
         fingerprint=fingerprint(header, "default"),
+        file_bytes=header.file_bytes,
     )

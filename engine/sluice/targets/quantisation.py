@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sluice.gguf.header import read_header
 from sluice.gguf.limits import refuse_what_aborts
+from sluice.gguf.shards import read_model
 from sluice.llama import quantize as llama
 
 
@@ -17,5 +17,6 @@ def quantize(master: Path, type_name: str, out: Path, *, threads: int = 1) -> Pa
         ModelError: the master is malformed, or llama.cpp could not do it.
         SystemFault: nothing can be written beside ``out``.
     """
-    refuse_what_aborts(read_header(master))
-    return llama.quantize(master, type_name, out, threads=threads)
+    header = read_model(master)
+    refuse_what_aborts(header)
+    return llama.quantize(header.path, type_name, out, threads=threads)

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 from sluice.decoding.widths import examine, interchangeable, spelled_drafts
-from sluice.gguf.header import read_header
+from sluice.gguf.shards import read_model
 
 __all__ = ["draft_groups", "spelled_drafts"]
 
@@ -21,4 +21,4 @@ def draft_groups(path: Path, threads: int) -> tuple[tuple[int, ...], ...]:
     Raises:
         SluiceError: the file cannot be read, or the kernels cannot be run by themselves here.
     """
-    return interchangeable(examine(read_header(path), flash_attn=True, threads=threads))
+    return interchangeable(examine(read_model(path), flash_attn=True, threads=threads))

@@ -9,16 +9,37 @@ from typing import Any
 
 @dataclass(slots=True)
 class ReadCounter:
-    """Bytes that one kind of decode read from disk for its experts.
+    """What one kind of decode read from disk for its experts.
 
-    ``read_bytes`` is what the disk delivered (aligned windows), ``slice_bytes`` the experts'
-    own bytes among it, ``n_slices`` how many slices, ``stall_s`` the time compute waited.
+    ``read_bytes`` is what the disk delivered (aligned windows, read-ahead included),
+    ``slice_bytes`` the experts' own bytes among it, ``n_slices`` how many slices, ``stall_s``
+    the time compute waited.
+
+    Experts that were routed to are ``n_hits`` where they were in the cache, read ahead or not,
+    else ``n_misses``; without a cache all are misses. ``n_evicted`` left the cache. ``n_ahead``
+    experts of ``ahead_bytes`` were read ahead, ``n_ahead_used`` of them routed to while they
+    were there, ``n_ahead_awaited`` of those still on their way then. ``overlapped_bytes`` were
+    still to be read when compute went on under them.
     """
 
     read_bytes: int = 0
     slice_bytes: int = 0
     n_slices: int = 0
     stall_s: float = 0.0
+    n_hits: int = 0
+    n_misses: int = 0
+    n_evicted: int = 0
+    n_ahead: int = 0
+    n_ahead_used: int = 0
+    n_ahead_awaited: int = 0
+    ahead_bytes: int = 0
+    overlapped_bytes: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the routed experts that were in the cache."""
+        routed = self.n_hits + self.n_misses
+        return self.n_hits / routed if routed else 0.0
 
 
 @dataclass(slots=True)

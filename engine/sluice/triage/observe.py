@@ -235,7 +235,7 @@ class Observer(Nodes):
         where = np.flatnonzero(np.frombuffer(held, np.uint8) != right)
         self.bad_slices.append(
             BadSlice(
-                str(self._streamer.reader.path), part, expert, len(self.decodes) - 1,
+                str(self._path(part)), part, expert, len(self.decodes) - 1,
                 decode.position, int(where[0]), len(where), self._whose(bytes(held), part, expert),
             )
         )  # fmt: skip
@@ -246,7 +246,6 @@ class Observer(Nodes):
         Judged by the middle half: a read of other alignment brings strange bytes at the ends.
         """
         assert self._streamer is not None
-        path = self._streamer.reader.path
         start, size = part.slice_bytes // 4, part.slice_bytes // 2
         middle = held[start : start + size]
         if not any(middle):
@@ -258,7 +257,7 @@ class Observer(Nodes):
                 at = other.offset + expert * other.slice_bytes + start
                 if (other.name, expert) == (part.name, wanted):
                     continue
-                if read_at(path, at, size) == middle:
+                if read_at(self._path(other), at, size) == middle:
                     return f"the bytes of expert {expert} of {other.name}"
         return None
 
@@ -269,9 +268,12 @@ class Observer(Nodes):
         return self._known[key]
 
     def _file_slice(self, part: ExpertTensor, expert: int) -> bytes:
+        at = part.offset + expert * part.slice_bytes
+        return read_at(self._path(part), at, part.slice_bytes)
+
+    def _path(self, part: ExpertTensor) -> Path:
         assert self._streamer is not None
-        return read_at(self._streamer.reader.path, part.offset + expert * part.slice_bytes,
-                       part.slice_bytes)  # fmt: skip
+        return self._streamer.layout.paths[part.shard]
 
 
 def described(address: int, depth: int = 3) -> str:

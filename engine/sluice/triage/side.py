@@ -12,7 +12,7 @@ from sluice.config import Config
 from sluice.decoding.fingerprint import fingerprint
 from sluice.decoding.session import Session
 from sluice.errors import SluiceError
-from sluice.gguf.header import read_header
+from sluice.gguf.shards import read_model
 from sluice.llama import kernels
 from sluice.seams import Seams
 from sluice.targets import Run
@@ -101,7 +101,7 @@ def from_evidence(evidence: Evidence) -> Side | str:
     try:
         config = Config(**evidence.config)
         path = model_path(config.model)
-        found = fingerprint(read_header(path), config.numerics)
+        found = fingerprint(read_model(path), config.numerics)
     except (SluiceError, TypeError) as err:
         return f"cannot be run again: {err}"
     if found != evidence.fingerprint:
@@ -113,7 +113,7 @@ def from_evidence(evidence: Evidence) -> Side | str:
 
 def same_shape(a: Path, b: Path) -> bool:
     """Whether two models have the same tensors, of the same types and shapes."""
-    left, right = read_header(a).tensors, read_header(b).tensors
+    left, right = read_model(a).tensors, read_model(b).tensors
     return left.keys() == right.keys() and all(
         (t.type_name, t.shape) == (right[name].type_name, right[name].shape)
         for name, t in left.items()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from sluice.gguf.header import TensorInfo, read_header
+from sluice.gguf.header import TensorInfo
+from sluice.gguf.shards import read_model
 from sluice.streaming.layout import expert_of
 from sluice.triage.finding import SliceDifference
 from sluice.triage.observe import BadSlice, layer_of, read_at
@@ -19,21 +21,39 @@ MOST = 32
 _CHUNK_BYTES = 16 << 20
 
 
-def differing(a: Path, b: Path) -> tuple[tuple[SliceDifference, ...], int]:
-    """The first :data:`MOST` differing slices of two files with the same tensors, and the count.
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A slice in a file."""
 
-    A tensor that is no expert's counts as one slice. Offsets are those of file ``b``.
+    path: Path
+    offset: int
+    size_bytes: int
+
+    def read(self, start: int, n: int) -> bytes:
+        """At most ``n`` of its bytes, from its byte ``start`` on."""
+        return read_at(self.path, self.offset + start, min(n, self.size_bytes - start))
+
+
+def differing(a: Path, b: Path) -> tuple[tuple[SliceDifference, ...], int]:
+    """The first :data:`MOST` differing slices of two models with the same tensors, and the count.
+
+    A tensor that is no expert's counts as one slice. Files and offsets are those of model ``b``.
     """
-    left, right = read_header(a).tensors, read_header(b).tensors
+    left, right = read_model(a), read_model(b)
     found: list[SliceDifference] = []
     count = 0
-    for name, info in sorted(right.items(), key=lambda item: item[1].offset):
-        for expert, at_a, at_b, size in _slices(left[name], info):
-            if _same(a, at_a, b, at_b, size):
+    for name, info in sorted(
+        right.tensors.items(), key=lambda item: (item[1].shard, item[1].offset)
+    ):
+        twin = left.tensors[name]
+        for expert, at_a, at_b, size in _slices(twin, info):
+            mine = _Place(left.path_of(twin), at_a, size)
+            other = _Place(right.path_of(info), at_b, size)
+            if _same(mine, other):
                 continue
             count += 1
             if len(found) < MOST:
-                found.append(_difference(a, at_a, b, at_b, size, info, expert))
+                found.append(_difference(mine, other, info, expert))
     return tuple(found), count
 
 
@@ -66,31 +86,28 @@ def _slices(a: TensorInfo, b: TensorInfo) -> Iterator[tuple[int | None, int, int
         yield expert, a.offset + expert * size, b.offset + expert * size, size
 
 
-def _same(a: Path, at_a: int, b: Path, at_b: int, size: int) -> bool:
-    for start in range(0, size, _CHUNK_BYTES):
-        n = min(_CHUNK_BYTES, size - start)
-        left, right = read_at(a, at_a + start, n), read_at(b, at_b + start, n)
+def _same(a: _Place, b: _Place) -> bool:
+    for start in range(0, a.size_bytes, _CHUNK_BYTES):
+        left, right = a.read(start, _CHUNK_BYTES), b.read(start, _CHUNK_BYTES)
         if hashlib.sha256(left).digest() != hashlib.sha256(right).digest():
             return False
     return True
 
 
-def _difference(
-    a: Path, at_a: int, b: Path, at_b: int, size: int, info: TensorInfo, expert: int | None
-) -> SliceDifference:
-    left = np.frombuffer(read_at(a, at_a, size), np.uint8)
-    right = np.frombuffer(read_at(b, at_b, size), np.uint8)
+def _difference(a: _Place, b: _Place, info: TensorInfo, expert: int | None) -> SliceDifference:
+    left = np.frombuffer(a.read(0, a.size_bytes), np.uint8)
+    right = np.frombuffer(b.read(0, b.size_bytes), np.uint8)
     where = np.flatnonzero(left != right)
     known = expert_of(info.name)
     return SliceDifference(
         side="b",
-        file=str(b),
+        file=str(b.path),
         tensor=info.name,
         layer=layer_of(info.name),
         part=known[1] if known else None,
         expert=expert,
-        offset=at_b,
-        size_bytes=size,
+        offset=b.offset,
+        size_bytes=b.size_bytes,
         first_byte=int(where[0]),
         n_bytes=len(where),
         against="other file",

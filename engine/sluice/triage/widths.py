@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sluice.decoding import widths
 from sluice.errors import SluiceError
-from sluice.gguf.header import read_header
+from sluice.gguf.shards import read_model
 from sluice.llama import kernels
 from sluice.triage.finding import NodeDifference
 
@@ -78,7 +78,7 @@ def verdict(
 
 
 def _classes(node: NodeDifference, model: Path, kernel: str) -> widths.KernelClasses | None:
-    header = read_header(model)
+    header = read_model(model)
     wanted = (kernel, (node.weight_type or "f16").upper())
     found = widths.examine(header, flash_attn=False, only=lambda pair: pair == wanted)
     return next((one for one in found if (one.kernel, one.type_name) == wanted), None)

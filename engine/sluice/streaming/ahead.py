@@ -1,0 +1,110 @@
+"""What to read ahead: the experts that a layer will probably route to, and how often that is right.
+
+Two predictors: the previous token's experts of the same layer, and the next layer's router run
+early on this layer's input. A third one is the control: a layer's router on its own input, which
+must be right every time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.streaming.router import RouterCopy, best, right
+
+F32 = npt.NDArray[np.float32]
+Rows = npt.NDArray[np.int32]
+
+ROWS_MAX = 16
+"""Wider passes route to most experts: nothing is predicted there."""
+
+PREVIOUS, EARLY, CONTROL = "previous token", "early router", "control"
+
+
+@dataclass(slots=True)
+class Predictions:
+    """How many experts a predictor named, and how many of them the router chose."""
+
+    n_named: int = 0
+    n_right: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
+
+class Predictor:
+    """Sees every pass through every layer, and predicts the layers to come.
+
+    Args:
+        routers: by layer, where the early router is asked for.
+        counts: filled where predictions are to be counted, by predictor.
+    """
+
+    def __init__(self, routers: dict[int, RouterCopy], counts: dict[str, Predictions] | None):
+        self.counts = counts
+        self._routers = routers
+        self._previous: dict[int, Rows] = {}
+        self._early: dict[int, F32] = {}
+
+    def saw(self, layer: int, selected: Rows, inputs: F32 | None) -> None:
+        """A pass has routed.
+
+        Args:
+            layer: the layer.
+            selected: int32[rows, top_k], what its router chose.
+            inputs: float32[rows, n_embd] that the router had, where the early router runs.
+        """
+        if len(selected) <= ROWS_MAX:
+            self._count(layer, selected, inputs)
+            following = self._routers.get(layer + 1)
+            self._early.pop(layer, None)
+            if following is not None and inputs is not None:
+                self._early[layer + 1] = following.scores(inputs)
+        self._previous[layer] = np.array(selected[-1])
+
+    def forget(self) -> None:
+        """A new sequence begins."""
+        self._previous.clear()
+        self._early.clear()
+
+    def by_previous_token(self, layer: int) -> list[int]:
+        """The experts that the last row of the last pass had in ``layer``."""
+        found = self._previous.get(layer)
+        return [] if found is None else [int(e) for e in found]
+
+    def by_early_router(self, layer: int, top_k: int) -> list[int]:
+        """What ``layer``'s router names on the input of the layer before, the likeliest first."""
+        scores = self._early.get(layer)
+        if scores is None:
+            return []
+        # Column by column: every row's first choice comes before any row's second.
+        named = best(scores, top_k).T.ravel()
+        return list(dict.fromkeys(int(e) for e in named))
+
+    def _count(self, layer: int, selected: Rows, inputs: F32 | None) -> None:
+        if self.counts is None:
+            return
+        previous = self._previous.get(layer)
+        for row in selected:
+            if previous is not None:
+                self._add(PREVIOUS, row, len(np.intersect1d(row, previous)))
+            previous = row
+        early = self._early.get(layer)
+        if early is not None and len(early) == len(selected):
+            for row, scores in zip(selected, early, strict=True):
+                self._add(EARLY, row, len(np.intersect1d(row, best(scores[None], len(row)))))
+        own = self._routers.get(layer)
+        if own is not None and inputs is not None:
+            for row, scores in zip(selected, own.scores(inputs), strict=True):
+                self._add(CONTROL, row, right(scores, row))
+
+    def _add(self, name: str, row: Sequence[int] | Rows, n_right: int) -> None:
+        assert self.counts is not None
+        found = self.counts.setdefault(name, Predictions())
+        found.n_named += len(row)
+        found.n_right += n_right

@@ -1,0 +1,76 @@
+"""The capture pass: which tensors a graph reads its weights from, and where it can be stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sluice.llama import tensor as node
+from sluice.streaming.layout import ExpertTensor, expert_of
+
+ROUTING = b"ffn_moe_topk-"
+ROUTER = b"ffn_moe_logits-"
+MOE = b"ffn_moe_"
+"""What the names of the nodes of the expert path begin with (``llm_graph_context::build_moe_ffn``)."""
+
+
+@dataclass(slots=True)
+class Router:
+    """The tensors of one layer's router, by address; ``lives`` says that the input is still
+    there when the router's choice is: the experts' matmuls take it, too."""
+
+    weight: int
+    input_name: str
+    lives: bool = False
+
+
+@dataclass(slots=True)
+class Capture:
+    """Fill it by :meth:`see` with every node of a graph, in order.
+
+    ``found`` are the addresses of each named weight: one, or two where a model uses a tensor
+    twice. ``stops`` are the names of nodes to stop after, each with the layer and the part that
+    the next matmul takes.
+    """
+
+    experts: Mapping[str, ExpertTensor]
+    weights: frozenset[str]
+    found: dict[str, set[int]] = field(default_factory=dict)
+    stops: dict[str, tuple[int, str]] = field(default_factory=dict)
+    orders: dict[int, list[str]] = field(default_factory=dict)
+    routers: dict[int, Router] = field(default_factory=dict)
+    _last: str = ""
+
+    def see(self, address: int) -> None:
+        """One node of the graph."""
+        name = node.name(address)
+        sources = node.sources(address)
+        for source in sources:
+            weight = node.name(source)
+            if weight not in self.weights:
+                continue
+            self.found.setdefault(weight, set()).add(source)
+            expert = self.experts.get(weight)
+            if expert is not None:
+                self._part(expert, sources)
+        if name.startswith(ROUTER.decode()) and len(sources) > 1:
+            layer = int(name.rpartition("-")[2])
+            self.routers[layer] = Router(sources[0], node.name(sources[1]))
+        if name.startswith(MOE.decode()):
+            self._last = name
+
+    def _part(self, expert: ExpertTensor, sources: list[int]) -> None:
+        order = self.orders.setdefault(expert.layer, [])
+        if expert.part in order:
+            return
+        if order and self._last not in self.stops:
+            self.stops[self._last] = expert.layer, expert.part
+        order.append(expert.part)
+        router = self.routers.get(expert.layer)
+        if router is not None and len(sources) > 1:
+            router.lives = router.lives or node.name(sources[1]).startswith(router.input_name)
+
+
+def is_expert(name: str) -> bool:
+    """Whether a tensor holds streamed weights."""
+    return expert_of(name) is not None

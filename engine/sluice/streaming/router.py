@@ -1,0 +1,104 @@
+"""A layer's router, run by us: which experts it would choose for an input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.gguf.header import Header
+
+F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+
+SOFTMAX, SIGMOID, RAW, SQRT_SOFTPLUS = 1, 2, 3, 4
+"""``expert_gating_func`` (``llama_expert_gating_func_type``)."""
+
+NEAR = 1e-4
+"""Scores this close, relative to their spread, count as a tie: our sums have another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """How scores become a choice: the same for every layer of a model."""
+
+    gating: int
+    n_groups: int
+    n_groups_used: int
+
+    @classmethod
+    def of(cls, header: Header) -> Selection:
+        """As ``header`` says; sigmoid where it is silent and the model corrects its scores."""
+        corrects = any(name.endswith("exp_probs_b.bias") for name in header.tensors)
+        return cls(
+            header.number("expert_gating_func", SIGMOID if corrects else SOFTMAX),
+            header.number("expert_group_count"),
+            header.number("expert_group_used_count"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RouterCopy:
+    """The weights of one layer's router: views of the model's own memory.
+
+    ``weight`` is float32[n_expert, n_embd]; ``bias`` and ``correction`` float32[n_expert], or
+    ``None``. Source: ``llm_graph_context::build_moe_ffn``.
+    """
+
+    weight: F32
+    bias: F32 | None
+    correction: F32 | None
+    selection: Selection
+
+    def scores(self, rows: F32) -> F32:
+        """float32[n, n_expert] to choose by, of inputs float32[n, n_embd]."""
+        logits = rows @ self.weight.T
+        if self.bias is not None:
+            logits = logits + self.bias
+        n_groups = self.selection.n_groups
+        if self.correction is None and n_groups <= 1:
+            return logits  # every gating function keeps the order
+        scores = _gated(logits, self.selection.gating)
+        if self.correction is not None:
+            scores = scores + self.correction
+        return _masked(scores, n_groups, self.selection.n_groups_used) if n_groups > 1 else scores
+
+    def choose(self, rows: F32, top_k: int) -> I64:
+        """int64[n, top_k], the likeliest first."""
+        return best(self.scores(rows), top_k)
+
+
+def best(scores: F32, top_k: int) -> I64:
+    """int64[n, top_k] of the largest of each row, the largest first."""
+    order: I64 = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+    return order
+
+
+def right(scores: F32, chosen: npt.NDArray[np.int32]) -> int:
+    """How many of the experts ``chosen`` (one row) are among as many best of ``scores``."""
+    top_k = len(chosen)
+    limit = np.partition(scores, len(scores) - top_k)[len(scores) - top_k]
+    finite = scores[np.isfinite(scores)]
+    slack = NEAR * float(finite.max() - finite.min())
+    return int(np.count_nonzero(scores[chosen] >= limit - slack))
+
+
+def _gated(logits: F32, gating: int) -> F32:
+    if gating == SIGMOID:
+        return np.asarray(1 / (1 + np.exp(-logits)), np.float32)
+    if gating == SOFTMAX:
+        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=1, keepdims=True), np.float32)
+    if gating == SQRT_SOFTPLUS:
+        return np.asarray(np.sqrt(np.logaddexp(logits, 0)), np.float32)
+    return logits
+
+
+def _masked(scores: F32, n_groups: int, n_used: int) -> F32:
+    groups = scores.reshape(len(scores), n_groups, -1)
+    two = np.sort(groups, axis=2)[:, :, -2:].sum(axis=2)
+    kept = np.argsort(-two, axis=1, kind="stable")[:, :n_used]
+    mask = np.full(groups.shape, -np.inf, np.float32)
+    np.put_along_axis(mask, kept[:, :, None], 0, axis=1)
+    return np.asarray((groups + mask).reshape(scores.shape), np.float32)
