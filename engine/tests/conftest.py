@@ -75,11 +75,12 @@ def opened(config: Config) -> Iterator[Callable[..., Session]]:
 
 @pytest.fixture(scope="session")
 def rewrite(model: Path) -> Callable[..., Path]:
-    """``rewrite(out, keys={}, tensors={}, last="", drop="")``: a copy with changes.
+    """``rewrite(out, keys={}, tensors={}, last="", drop="", split=0, empty_first=False)``: a copy.
 
     keys: name to (value, type) or (value, ARRAY, element type), or None to leave out.
     tensors: name to (array, type), new ones too. last: a part of the names of tensors that go
-    to the end. drop: a pattern of the names of tensors that are left out.
+    to the end. drop: a pattern of the names of tensors that are left out. split: tensors a
+    shard; they are written beside ``out``, which is not. empty_first: none in the first.
     """
     reader = GGUFReader(model)
 
@@ -90,8 +91,11 @@ def rewrite(model: Path) -> Callable[..., Path]:
         tensors: dict[str, Any] | None = None,
         last: str = "",
         drop: str = "",
+        split: int = 0,
+        empty_first: bool = False,
     ) -> Path:
-        writer = GGUFWriter(out, reader.fields["general.architecture"].contents())
+        arch = reader.fields["general.architecture"].contents()
+        writer = GGUFWriter(out, arch, split_max_tensors=split, small_first_shard=empty_first)
         changes, replaced = dict(keys or {}), dict(tensors or {})
         for key, field in reader.fields.items():
             if key.startswith("GGUF.") or key in BY_READER:
@@ -116,6 +120,16 @@ def rewrite(model: Path) -> Callable[..., Path]:
         return out
 
     return write
+
+
+@pytest.fixture(scope="session")
+def shards(
+    rewrite: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, ...]:
+    """The bundled model in three; layer 3's experts are in two of them. Never written to."""
+    folder = tmp_path_factory.mktemp("shards")
+    rewrite(folder / "m.gguf", split=34)
+    return tuple(sorted(folder.iterdir()))
 
 
 @pytest.fixture(scope="session")

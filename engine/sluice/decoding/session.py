@@ -270,7 +270,7 @@ class Session:
         if self._head is not None:
             self._head.reset()
         if self._streamer is not None:
-            self._streamer.begin()
+            self._streamer.begin(metrics)
         last_row = self._prefill(ids, metrics)
         if not config.mtp:
             yield from self._plain(len(ids), last_row, config, metrics)
@@ -291,9 +291,6 @@ class Session:
         """Compute the prompt in passes of at most ``--ubatch``; the batch row of its logits."""
         began = time.perf_counter()
         self._guard(self._numerics.prefilling)
-        if self._streamer is not None:
-            self._streamer.target_counter = metrics.prefill
-            self._streamer.head_counter = metrics.prefill
         width = self._target.shape.rows_max
         n_rows = 0
         for start in range(0, len(ids), width):

@@ -16,6 +16,7 @@ from sluice.doctor.streaming import Streaming, examine_streaming
 from sluice.errors import SystemFault
 from sluice.gguf.shards import read_model
 from sluice.llama import kernels
+from sluice.streaming import memory
 
 SCHEMA = "sluice-doctor/1"
 
@@ -86,7 +87,9 @@ def examine(path: Path, *, threads: int, ubatch: int) -> Examination:
         switched_off=off,
         unknown=unknown,
         profiles=profiles,
-        streaming=examine_streaming(header, ubatch=ubatch),
+        streaming=examine_streaming(
+            header, ubatch=ubatch, available_bytes=memory.available_bytes()
+        ),
     )
 
 

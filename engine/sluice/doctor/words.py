@@ -115,7 +115,7 @@ def _streaming(found: Streaming) -> list[str]:
         for one in plan.cache_sizes(found.ubatch)
     ]  # fmt: skip
     if found.auto_cache_bytes is not None:
-        sizes.append(("", "--cache-mb auto", f"{_mib(found.auto_cache_bytes)} now",
+        sizes.append(("", "--cache-mb auto", f"at most {_mib(found.auto_cache_bytes)} now",
                       f"the experts of {found.auto_cache_bytes / plan.token_page_bytes:.1f}"
                       " tokens"))  # fmt: skip
     return [

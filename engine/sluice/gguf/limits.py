@@ -68,15 +68,12 @@ def _check_numbers(header: Header) -> None:
 
 def _check_types(header: Header) -> None:
     for info in header.tensors.values():
+        place = f"{header.path_of(info)}: {info.name} is of type {info.type_name}"
         if info.type_name in _NEVER_WEIGHTS and not _TABLES.search(info.name):
-            raise ModelError(
-                f"{header.path_of(info)}: {info.name} is of type {info.type_name}, which ggml cannot"
-                " compute with; convert the model again"
-            )
+            raise ModelError(f"{place}, which ggml cannot compute with; convert the model again")
         if info.type_name != "F32" and _ADDED_OR_SCALED.search(info.name):
             raise ModelError(
-                f"{header.path_of(info)}: {info.name} is of type {info.type_name}, and ggml's CPU kernels"
-                " take it as F32 only; convert the model again"
+                f"{place}, and ggml's CPU kernels take it as F32 only; convert the model again"
             )
 
 

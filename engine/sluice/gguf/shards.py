@@ -90,7 +90,7 @@ def _split_of(shard: Header, index: int) -> Split:
     """The names that go with a shard's own number and count; its own must be one of them."""
     path = shard.path
     match = _NAMED.fullmatch(path.name)
-    stem = match["stem"] if match else path.name.removesuffix(".gguf")
+    stem = match["stem"] if match else _stem_beside(path, shard.n_shards)
     split = Split(path.parent, stem, shard.n_shards)
     if path.name != split.path(index).name:
         raise ModelError(
@@ -98,6 +98,16 @@ def _split_of(shard: Header, index: int) -> Split:
             f" {split.path(index).name}, with the other shards beside it"
         )
     return split
+
+
+def _stem_beside(path: Path, count: int) -> str:
+    """The stem of the one model of ``count`` shards in the folder; else that of the name."""
+    try:
+        matches = [_NAMED.fullmatch(name.name) for name in path.parent.iterdir()]
+    except OSError:
+        matches = []
+    stems = {match["stem"] for match in matches if match and int(match["count"]) == count}
+    return stems.pop() if len(stems) == 1 else path.name.removesuffix(".gguf")
 
 
 def _check_member(shard: Header, index: int, first: Header, split: Split) -> None:

@@ -7,14 +7,13 @@ must be right every time.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.streaming.router import RouterCopy, best, right
+from sluice.telemetry.metrics import Predictions
 
 F32 = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int32]
@@ -25,28 +24,17 @@ ROWS_MAX = 16
 PREVIOUS, EARLY, CONTROL = "previous token", "early router", "control"
 
 
-@dataclass(slots=True)
-class Predictions:
-    """How many experts a predictor named, and how many of them the router chose."""
-
-    n_named: int = 0
-    n_right: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        """Plain values."""
-        return dataclasses.asdict(self)
-
-
 class Predictor:
     """Sees every pass through every layer, and predicts the layers to come.
 
     Args:
         routers: by layer, where the early router is asked for.
-        counts: filled where predictions are to be counted, by predictor.
+
+    :attr:`counts` is filled by predictor's name, where predictions are to be counted.
     """
 
-    def __init__(self, routers: dict[int, RouterCopy], counts: dict[str, Predictions] | None):
-        self.counts = counts
+    def __init__(self, routers: dict[int, RouterCopy]) -> None:
+        self.counts: dict[str, Predictions] | None = None
         self._routers = routers
         self._previous: dict[int, Rows] = {}
         self._early: dict[int, F32] = {}

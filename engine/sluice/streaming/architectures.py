@@ -51,7 +51,7 @@ class Architecture:
 
 _EITHER = (SPLIT, FUSED)
 
-_ROWS = (
+ROWS = (
     Architecture("afmoe", resident=(SHARED, LEADING)),
     Architecture("arctic", resident=(BESIDE,)),
     Architecture("bailingmoe", resident=(SHARED,)),
@@ -102,7 +102,7 @@ _ROWS = (
 # Not here, on purpose: grovemoe routes twice a layer under one name, the second time to chunked
 # experts (ffn_*_chexps), and both tensors would have to be streamed by different indices.
 
-ARCHITECTURES: Mapping[str, Architecture] = {row.name: row for row in _ROWS}
+ARCHITECTURES: Mapping[str, Architecture] = {row.name: row for row in ROWS}
 """By ``general.architecture``."""
 
 

@@ -9,6 +9,7 @@ from sluice.seams import Seams
 from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertLayout
 from sluice.streaming.pages import Pages
+from sluice.telemetry.metrics import CacheReport
 
 Key = tuple[int, int]
 """Layer and expert."""
@@ -68,6 +69,8 @@ class ExpertCache:
         plan: makes the reads of an expert.
         budget_bytes: of pages.
         seams: see :mod:`sluice.seams`.
+
+    :attr:`report` is what the generation that runs now is told of it.
     """
 
     def __init__(
@@ -80,8 +83,8 @@ class ExpertCache:
         seams: Seams,
     ) -> None:
         self.budget_bytes = budget_bytes
-        self.peak_bytes = 0
         self.n_evicted = 0
+        self.report = CacheReport(budget_bytes)
         self._layout = layout
         self._pages = pages
         self._lanes = lanes
@@ -134,7 +137,6 @@ class ExpertCache:
             if slot.has_failed():
                 self.drop(slot)
         self._make_room(0, -1)
-        self.peak_bytes = self.resident_bytes
 
     def drop(self, slot: Slot) -> None:
         """Give its pages back; nothing may be writing into them."""
@@ -159,7 +161,7 @@ class ExpertCache:
         slot = Slot(layer, expert, self._plan(layer, expert, is_ahead))
         slot.needed_in = number
         self._slots[slot.key] = slot
-        self.peak_bytes = max(self.peak_bytes, self.resident_bytes)
+        self.report.peak_bytes = max(self.report.peak_bytes, self.resident_bytes)
         return slot
 
     def _cost_bytes(self, layer: int, expert: int) -> int:
@@ -172,6 +174,8 @@ class ExpertCache:
         for slot in self._victims(number, is_ahead):
             self.drop(slot)
             self.n_evicted += 1
+            counts = self.report.evicted_by_layer
+            counts[slot.layer] = counts.get(slot.layer, 0) + 1
             if self.resident_bytes + needed_bytes <= self.budget_bytes:
                 return True
         return False

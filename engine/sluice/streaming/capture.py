@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sluice.llama import tensor as node
-from sluice.streaming.layout import ExpertTensor, expert_of
+from sluice.streaming.layout import ExpertTensor
 
 ROUTING = b"ffn_moe_topk-"
 ROUTER = b"ffn_moe_logits-"
 MOE = b"ffn_moe_"
-"""What the names of the nodes of the expert path begin with (``llm_graph_context::build_moe_ffn``)."""
+"""How the names of the expert path's nodes begin (``llm_graph_context::build_moe_ffn``)."""
 
 
 @dataclass(slots=True)
 class Router:
-    """The tensors of one layer's router, by address; ``lives`` says that the input is still
-    there when the router's choice is: the experts' matmuls take it, too."""
+    """One layer's router: its weight's address, and the name of the node that it takes.
+
+    ``lives`` says that the input is still there when the choice is made: the experts' matmuls
+    take it, too.
+    """
 
     weight: int
     input_name: str
@@ -69,8 +72,3 @@ class Capture:
         router = self.routers.get(expert.layer)
         if router is not None and len(sources) > 1:
             router.lives = router.lives or node.name(sources[1]).startswith(router.input_name)
-
-
-def is_expert(name: str) -> bool:
-    """Whether a tensor holds streamed weights."""
-    return expert_of(name) is not None

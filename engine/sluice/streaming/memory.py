@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's, or its cgroup's where that is less."""
+"""How much memory this process may still take: the machine's, or its cgroup's if less."""
 
 from __future__ import annotations
 

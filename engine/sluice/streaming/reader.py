@@ -203,10 +203,12 @@ def _takes_direct(path: Path, alignment: int) -> bool:
     with contextlib.suppress(OSError, SystemFault):
         fd = _open(path, os.O_DIRECT)
         try:
-            with mmap.mmap(-1, 2 * max(alignment, PAGE_BYTES)) as probe:
-                # At the second multiple, so that a larger alignment than this one shows.
-                with memoryview(probe)[alignment : 2 * alignment] as window:
-                    os.preadv(fd, [window], alignment)
+            # At the second multiple, so that a larger alignment than this one shows.
+            with (
+                mmap.mmap(-1, 2 * max(alignment, PAGE_BYTES)) as probe,
+                memoryview(probe)[alignment : 2 * alignment] as window,
+            ):
+                os.preadv(fd, [window], alignment)
             return True
         finally:
             os.close(fd)

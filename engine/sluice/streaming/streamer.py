@@ -13,7 +13,7 @@ from sluice.gguf.header import Header
 from sluice.llama import tensor as node
 from sluice.seams import Seams
 from sluice.streaming import memory
-from sluice.streaming.ahead import Predictions, Predictor
+from sluice.streaming.ahead import Predictor
 from sluice.streaming.arena import Arena
 from sluice.streaming.budget import cache_bytes
 from sluice.streaming.cache import ExpertCache, Slot
@@ -25,7 +25,7 @@ from sluice.streaming.pages import Pages
 from sluice.streaming.plan import streaming_plan
 from sluice.streaming.reader import SliceReader
 from sluice.streaming.router import RouterCopy, Selection
-from sluice.telemetry.metrics import ReadCounter
+from sluice.telemetry.metrics import CacheReport, Metrics, ReadCounter
 
 JobsByPart = dict[str, list[Job]]
 F32 = npt.NDArray[np.float32]
@@ -63,7 +63,6 @@ class Streamer:
         self.plan = streaming_plan(header, layout)
         self.dense = DenseWeights(header, layout.by_name)
         self.cache: ExpertCache | None = None
-        self.predictions: dict[str, Predictions] | None = {} if config.predict_log else None
         self.target_counter = ReadCounter()
         self.head_counter = ReadCounter()
         self._header = header
@@ -175,10 +174,15 @@ class Streamer:
             )
         )
 
-    def begin(self) -> None:
-        """A new sequence begins."""
+    def begin(self, metrics: Metrics) -> None:
+        """A new sequence begins, to be charged to ``metrics``."""
+        self.target_counter = self.head_counter = metrics.prefill
         if self._predictor is not None:
             self._predictor.forget()
+            if self.config.predict_log:
+                self._predictor.counts = metrics.predictions
+        if self.cache is not None:
+            self.cache.report = metrics.cache = CacheReport(self.cache.budget_bytes)
 
     def close(self) -> None:
         """Stop the lanes; the buffers stay, for the model's tensors point into them."""
@@ -419,7 +423,7 @@ class Streamer:
             self._keeps_input = frozenset(
                 f"{ROUTER.decode()}{n}" for n, router in found.items() if not router.lives
             )
-        return Predictor(routers, self.predictions)
+        return Predictor(routers)
 
     def _router(self, layer: int, selection: Selection) -> RouterCopy:
         weight = node.values(self._capture.routers[layer].weight)

@@ -37,7 +37,11 @@ class ModelFacts:
 
 
 def model_facts(path: Path) -> ModelFacts:
-    """The facts of the model at ``path``, a gguf or any shard of one; what cannot be read is a :class:`ModelError`."""
+    """The facts of the model at ``path``, a gguf or any shard of one.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
     header = read_model(path)
     return ModelFacts(
         architecture=header.architecture,

@@ -43,12 +43,34 @@ class ReadCounter:
 
 
 @dataclass(slots=True)
+class CacheReport:
+    """The expert cache in one generation.
+
+    ``budget_bytes`` is what it may hold, ``peak_bytes`` the most that it held when something was
+    loaded, both in whole pages; ``evicted_by_layer`` counts the experts that left it.
+    """
+
+    budget_bytes: int
+    peak_bytes: int = 0
+    evicted_by_layer: dict[int, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Predictions:
+    """How many experts a predictor named, and how many of those the router chose."""
+
+    n_named: int = 0
+    n_right: int = 0
+
+
+@dataclass(slots=True)
 class Metrics:
     """What one generation cost.
 
     ``prefill``, ``decode`` and ``head`` split the reads by who routed them: the prompt passes
     (the head's included), the target's decodes (plain or verify), and the head's drafts and
-    catch-ups.
+    catch-ups. ``cache`` is there where there is one, ``predictions`` by predictor where they
+    are counted (``--predict-log``).
     """
 
     load_s: float = 0.0
@@ -64,6 +86,17 @@ class Metrics:
     prefill: ReadCounter = dataclasses.field(default_factory=ReadCounter)
     decode: ReadCounter = dataclasses.field(default_factory=ReadCounter)
     head: ReadCounter = dataclasses.field(default_factory=ReadCounter)
+    cache: CacheReport | None = None
+    predictions: dict[str, Predictions] = dataclasses.field(default_factory=dict)
+
+    @property
+    def generated(self) -> ReadCounter:
+        """``decode`` and ``head`` together: what everything after the prompt read."""
+        both = {
+            field.name: getattr(self.decode, field.name) + getattr(self.head, field.name)
+            for field in dataclasses.fields(ReadCounter)
+        }
+        return ReadCounter(**both)
 
     @property
     def read_bytes(self) -> int:

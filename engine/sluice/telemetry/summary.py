@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sluice.config import Config
-from sluice.telemetry.metrics import Metrics
+from sluice.telemetry.metrics import CacheReport, Metrics, Predictions
 
 MIB = 1024 * 1024
 
@@ -30,6 +30,13 @@ def lines(metrics: Metrics, config: Config) -> list[str]:
     ]
     if config.moe_stream:
         out.append(_streamed(metrics))
+        if metrics.cache is not None:
+            out.append(_cache(metrics, metrics.cache))
+        if config.overlap:
+            out.append(_overlapped(metrics))
+        if config.prefetch or config.predict_prefetch:
+            out.append(_ahead(metrics))
+        out += [_prediction(name, p) for name, p in metrics.predictions.items()]
     if config.mtp:
         out += [_acceptance(metrics), _effective(metrics)]
         if config.moe_stream:
@@ -69,13 +76,45 @@ def _effective(m: Metrics) -> str:
 
 
 def _streamed(m: Metrics) -> str:
-    generated = m.decode.read_bytes + m.head.read_bytes
-    stall_s = m.decode.stall_s + m.head.stall_s
+    generated, stall_s = m.generated.read_bytes, m.generated.stall_s
     return (
         f"streamed: {generated / MIB / max(m.n_decoded, 1):.2f} MiB per token"
         f" ({generated / MIB:.1f} MiB, waited {stall_s:.2f} s for it),"
         f" and {m.prefill.read_bytes / MIB:.1f} MiB in the prefill"
     )
+
+
+def _cache(m: Metrics, cache: CacheReport) -> str:
+    made = m.generated
+    routed = made.n_hits + made.n_misses
+    share = f"{made.hit_rate:.1%}" if routed else "nothing routed"
+    return (
+        f"cache: {made.n_hits}/{routed} experts hit ({share}), {made.n_evicted} evicted;"
+        f" {cache.peak_bytes / MIB:.1f} of {cache.budget_bytes / MIB:.1f} MiB at the most"
+    )
+
+
+def _overlapped(m: Metrics) -> str:
+    made = m.generated
+    demanded = made.read_bytes - made.ahead_bytes
+    return (
+        f"overlap: {made.overlapped_bytes / MIB:.1f} of {demanded / MIB:.1f} MiB were still to be"
+        " read when compute went on"
+    )
+
+
+def _ahead(m: Metrics) -> str:
+    made = m.generated
+    share = f"{made.n_ahead_used / made.n_ahead:.1%}" if made.n_ahead else "nothing read ahead"
+    return (
+        f"read ahead: {made.n_ahead_used}/{made.n_ahead} experts used ({share}),"
+        f" {made.n_ahead_awaited} of them still on their way; {made.ahead_bytes / MIB:.1f} MiB"
+    )
+
+
+def _prediction(name: str, p: Predictions) -> str:
+    share = f"{p.n_right / p.n_named:.1%}" if p.n_named else "nothing named"
+    return f"predicted by {name}: {p.n_right}/{p.n_named} experts right ({share})"
 
 
 def _split(m: Metrics) -> str:

@@ -72,6 +72,14 @@ def test_evidence(command: Command, engine: FakeEngine, model: Path, tmp_path: P
     assert Evidence.read(tmp_path / "ev.json").text == TEXT
 
 
+def test_evidence_never_overwrites_a_shard(command: Command, tmp_path: Path) -> None:
+    shards = [tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
+    for path in shards:
+        path.write_bytes(b"GGUF")
+    said = command("run", shards[0], "-p", "x", "--evidence", shards[1]).refusal()
+    assert said.startswith(f"--evidence {shards[1]}: the run reads that file")
+
+
 def test_warnings(command: Command, engine: FakeEngine, model: Path) -> None:
     engine.warning = "buffered\nreads"
     engine.metrics = Metrics(n_generated=4, n_decodes=3, n_drafted=9)

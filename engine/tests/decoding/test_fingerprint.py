@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from sluice.decoding.fingerprint import fingerprint
 from sluice.gguf.header import Header, read_header
+from sluice.gguf.shards import read_model
 from sluice.llama import library
 
 
@@ -70,3 +72,29 @@ def test_a_changed_file_is_hashed_again(large: Path, tmp_path: Path) -> None:
         os.utime(path, ns=(byte[0], byte[0]))
         seen.add(fingerprint(read_header(path), "default").model_sha256)
     assert len(seen) == 2
+
+
+def test_shards_have_one_fingerprint_of_every_one_in_order(
+    shards: tuple[Path, ...], header: Header, tmp_path: Path
+) -> None:
+    found = {fingerprint(read_model(path), "default").model_sha256 for path in shards}
+    assert len(found) == 1
+    assert found != {fingerprint(header, "default").model_sha256}
+    copies = [Path(shutil.copy(path, tmp_path)) for path in shards]
+    assert {fingerprint(read_model(copies[0]), "default").model_sha256} == found
+    for copy in copies:
+        raw = copy.read_bytes()
+        copy.write_bytes(raw[:-40] + bytes(b ^ 1 for b in raw[-40:]))
+        os.utime(copy, ns=(1, 1))
+        found.add(fingerprint(read_model(copies[0]), "default").model_sha256)
+    assert len(found) == 4
+
+
+def test_one_large_shard_makes_the_fingerprint_a_sampled_one(
+    shards: tuple[Path, ...], tmp_path: Path
+) -> None:
+    copies = [Path(shutil.copy(path, tmp_path)) for path in shards]
+    os.truncate(copies[2], 70 << 20)
+    found = fingerprint(read_model(copies[0]), "default").model_sha256
+    assert found.startswith("sampled:")
+    assert found != fingerprint(read_header(copies[2]), "default").model_sha256

@@ -15,7 +15,7 @@ from gguf import GGUFValueType
 
 from sluice.config import Config
 from sluice.decoding.session import Session
-from sluice.errors import ModelError, ReadFault, RequestError, SluiceError, SystemFault
+from sluice.errors import ModelError, ReadFault, RequestError, SystemFault
 from sluice.seams import Seams
 
 from .comparing import same
@@ -108,15 +108,6 @@ def test_a_model_without_a_head_is_refused_and_runs_without(
         opened(model=str(path), mtp=True)
     bare = opened(model=str(path), moe_stream=True).generate(prompt).run().evidence()
     same(bare, opened().generate(prompt).run().evidence())
-
-
-def test_a_shard_is_refused_for_streaming(config: Config, rewrite: Rewrite, tmp_path: Path) -> None:
-    key = {"split.count": (2, GGUFValueType.UINT16)}
-    path = rewrite(tmp_path / "m.gguf", keys=key)
-    with pytest.raises(RequestError, match="is one of 2 shards; merge them"):
-        Session(config.replace(model=str(path), moe_stream=True))
-    with pytest.raises(SluiceError):  # and resident, the other shard is missing
-        Session(config.replace(model=str(path)))
 
 
 def test_what_stopped_an_opening_leaves_nothing_open(

@@ -78,10 +78,10 @@ def test_the_smallest_gguf_is_read(write: Callable[[bytes], Path]) -> None:
     assert found.architecture == "a"
     assert found.number("block_count") == 7
     assert found.file_bytes == len(raw)
-    assert found.size_bytes == len(raw) - 4096
+    assert found.files[0].header_bytes == len(raw) - 4096
     (info,) = found.tensors.values()
     assert (info.shape, info.type_name, info.size_bytes) == ((32, 2), "F32", 256)
-    assert info.offset == -(-found.size_bytes // 32) * 32
+    assert info.offset == -(-found.files[0].header_bytes // 32) * 32
 
 
 def test_every_tensor_is_where_the_gguf_package_finds_it(header: Header) -> None:
@@ -95,7 +95,7 @@ def test_every_tensor_is_where_the_gguf_package_finds_it(header: Header) -> None
         assert info.type_name == t.tensor_type.name
     start = min(info.offset for info in header.tensors.values())
     assert theirs.data_offset == start
-    assert 0 <= start - header.size_bytes < theirs.alignment
+    assert 0 <= start - header.files[0].header_bytes < theirs.alignment
 
 
 def test_every_value_is_what_the_gguf_package_reads(header: Header) -> None:
@@ -119,7 +119,7 @@ def test_the_data_begins_where_the_files_own_alignment_says(
     raw = gguf([*GOOD, key(ALIGNMENT, U32, struct.pack("<I", alignment))], ONE, body=9000)
     found = read_header(write(raw))
     assert found.tensors["w"].offset % alignment == 0
-    assert 0 <= found.tensors["w"].offset - found.size_bytes < alignment
+    assert 0 <= found.tensors["w"].offset - found.files[0].header_bytes < alignment
 
 
 MALFORMED = {
@@ -231,9 +231,9 @@ def test_a_missing_and_an_unreadable_file_are_refused(tmp_path: Path) -> None:
 
 
 def cuts(header: Header) -> Iterator[int]:
-    yield from range(0, header.size_bytes, 997)
+    yield from range(0, header.files[0].header_bytes, 997)
     ends = sorted(t.offset + t.size_bytes for t in header.tensors.values())
-    yield header.size_bytes
+    yield header.files[0].header_bytes
     for end in (*ends[::20], ends[-1]):
         yield end - 1
         yield end - 4097
@@ -258,7 +258,7 @@ def test_padding_after_the_last_tensor_is_not_needed(header: Header, tmp_path: P
 
 def test_flipped_bytes_never_raise_anything_else(header: Header, tmp_path: Path) -> None:
     chance = random.Random(20_250)
-    good = header.path.read_bytes()[: header.size_bytes]
+    good = header.path.read_bytes()[: header.files[0].header_bytes]
     path = tmp_path / "m.gguf"
     path.write_bytes(good)
     os.truncate(path, header.file_bytes)  # the tensors are there, as a hole
@@ -299,9 +299,18 @@ def _use(header: Header) -> None:
 
 def test_a_number_that_is_none_is_the_default(write: Callable[[bytes], Path]) -> None:
     infinite = key("a.block_count", 6, struct.pack("<f", float("inf")))
-    found = read_header(write(gguf([*GOOD, infinite, key("split.count", STRING, text("2"))], ONE)))
+    found = read_header(write(gguf([*GOOD, infinite], ONE)))
     assert found.number("block_count", 5) == 5
     assert found.n_shards == 1
+
+
+@pytest.mark.parametrize("name", ["split.no", "split.count", "split.tensors.count"])
+def test_a_number_of_a_split_is_of_the_type_that_llama_cpp_takes(
+    write: Callable[[bytes], Path], name: str
+) -> None:
+    raw = gguf([*GOOD, key(name, U32, struct.pack("<I", 1))], ONE)
+    with pytest.raises(ModelError, match=rf"malformed: {name} is of type 4, must be [25] "):
+        read_header(write(raw))
 
 
 def test_what_is_skipped_is_not_read(tmp_path: Path) -> None:
@@ -315,7 +324,7 @@ def test_what_is_skipped_is_not_read(tmp_path: Path) -> None:
         pytest.skip(f"no sparse file of that size here: {err}")
     before = _read_so_far()
     found = read_header(path)
-    assert found.size_bytes == len(raw) + n
+    assert found.files[0].header_bytes == len(raw) + n
     assert found.metadata["k"] is None
     assert _read_so_far() - before < 64 << 20
 

@@ -172,7 +172,7 @@ from sluice.llama import library
 
 library.start()
 path, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-good = path.read_bytes()[:read_header(path).size_bytes]
+good = path.read_bytes()[:read_header(path).files[0].header_bytes]
 chance = random.Random(seed)
 signals = []
 with path.open("r+b") as file:

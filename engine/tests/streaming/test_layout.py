@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pytest
 
 from sluice.errors import ModelError, RequestError
 from sluice.gguf.header import Header, read_header
-from sluice.streaming.layout import expert_layout, expert_of
+from sluice.gguf.shards import read_model
+from sluice.streaming.layout import ExpertLayout, ExpertTensor, expert_layout, expert_of
 
 Tiny = Callable[..., Path]
 ARCH = {"qwen35moe__block_count": 3, "qwen35moe__nextn_predict_layers": 1}
@@ -62,12 +64,23 @@ def test_slices_are_consecutive_and_as_long_as_their_rows(tiny_gguf: Tiny, tmp_p
         assert tensor.size_bytes == 4 * tensor.slice_bytes
 
 
-@pytest.mark.parametrize("names", [SPLIT, ("gate_up", "down"), ("up", "down")])
+@pytest.mark.parametrize("names", [SPLIT, ("gate_up", "down")])
 def test_the_ways_in_which_experts_are_stored(
     tiny_gguf: Tiny, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     header = read_header(tiny_gguf(tmp_path / "m.gguf", parts(0, *names), **ARCH))
     assert {t.part for t in expert_layout(header, with_head=False).layers[0]} == set(names)
+
+
+def test_experts_without_a_gate_where_the_architecture_has_them_so(
+    tiny_gguf: Tiny, tmp_path: Path
+) -> None:
+    header = read_header(tiny_gguf(tmp_path / "m.gguf", parts(0, "up", "down"), **ARCH))
+    with pytest.raises(ModelError, match=r"layer 0 has experts' \['down', 'up'\] only"):
+        expert_layout(header, with_head=False)
+    renamed = {"general.architecture": "nemotron_h_moe", "nemotron_h_moe.block_count": 1}
+    header = dataclasses.replace(header, metadata=renamed)
+    assert {t.part for t in expert_layout(header, with_head=False).layers[0]} == {"up", "down"}
 
 
 def test_a_dense_layer_between_is_no_matter(tiny_gguf: Tiny, tmp_path: Path) -> None:
@@ -104,12 +117,18 @@ def test_a_model_without_experts_is_refused(tiny_gguf: Tiny, tmp_path: Path) -> 
         expert_layout(read_header(path), with_head=True)
 
 
-def test_shards_are_refused_with_the_remedy(tiny_gguf: Tiny, tmp_path: Path) -> None:
-    path = tiny_gguf(tmp_path / "m.gguf", parts(0, *SPLIT), **ARCH, split__count=3)
-    with pytest.raises(RequestError, match=r"is one of 3 shards; merge them .*--merge"):
-        expert_layout(read_header(path), with_head=False)
+def test_a_layer_may_be_spread_over_shards(shards: tuple[Path, ...], header: Header) -> None:
+    layout, whole = (expert_layout(h, with_head=True) for h in (read_model(shards[1]), header))
+    assert layout.paths == shards
+    assert whole.paths == (header.path,)
+    assert {t.shard for t in layout.layers[3]} == {1, 2}
+    for name, tensor in layout.by_name.items():
+        twin = whole.by_name[name]
+        assert (tensor.slice_bytes, tensor.n_expert) == (twin.slice_bytes, twin.n_expert)
+        for expert in (0, 7):
+            assert _slice(layout, tensor, expert) == _slice(whole, twin, expert)
 
 
-def test_one_shard_is_a_whole_model(tiny_gguf: Tiny, tmp_path: Path) -> None:
-    path = tiny_gguf(tmp_path / "m.gguf", parts(0, *SPLIT), **ARCH, split__count=1)
-    assert expert_layout(read_header(path), with_head=False).layers
+def _slice(layout: ExpertLayout, tensor: ExpertTensor, expert: int) -> bytes:
+    at = tensor.offset + expert * tensor.slice_bytes
+    return layout.paths[tensor.shard].read_bytes()[at : at + tensor.slice_bytes]

@@ -17,6 +17,14 @@ def test_the_bundled_model_has_experts_and_a_head(model: Path) -> None:
     assert facts.has_head
     assert facts.has_experts
     assert facts.fingerprint.numerics == "default"
+    assert facts.file_bytes == model.stat().st_size
+
+
+def test_a_shards_facts_are_the_models(model: Path, shards: tuple[Path, ...]) -> None:
+    whole, facts = model_facts(model), model_facts(shards[2])
+    assert facts.has_head
+    assert (facts.architecture, facts.n_expert) == (whole.architecture, whole.n_expert)
+    assert facts.file_bytes == sum(path.stat().st_size for path in shards)
 
 
 @pytest.mark.parametrize(
