@@ -7,7 +7,8 @@ behind the engine: a setting that is silently ignored, a run that is handed back
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +18,11 @@ from sluice.config import Config
 from sluice.targets import Drafter, EngineTarget, Run, Seams
 
 Rows = npt.NDArray[np.int32]
+Calls = Sequence[Mapping[str, Any]]
+"""The generations of one session, each as its overrides."""
+
+LATE_S = 0.003
+"""How late a read is that a fault holds up: longer than a layer takes, so that it shows."""
 
 
 class Fault(Seams):
@@ -27,6 +33,14 @@ class Fault(Seams):
     def config(self, config: Config) -> Config:
         """The configuration that the engine gets in the place of ``config``."""
         return config
+
+    def acts_in(self, config: Config) -> bool:
+        """Whether the fault is in sessions of ``config`` at all."""
+        return True
+
+    def sessions(self, calls: Calls) -> list[Calls]:
+        """What is run in the place of one session of ``calls``: each in a session of its own."""
+        return [calls]
 
     def finish(self, config: Config, run: Run) -> Run:
         """What the caller gets in the place of ``run``."""
@@ -49,8 +63,30 @@ class FaultyTarget:
     ) -> Run:
         """As :meth:`EngineTarget.run`."""
         given = self.fault.config(config.replace(**(overrides or {})))
-        run = EngineTarget(self.fault).run(given, prompt, drafter=drafter)
+        run = self._engine(given).run(given, prompt, drafter=drafter)
         return self.fault.finish(config, run)
+
+    def run_all(self, config: Config, prompt: str | Sequence[int], calls: Calls) -> list[Run]:
+        """As :meth:`EngineTarget.run_all`."""
+        given, runs = self.fault.config(config), []
+        for mine in self.fault.sessions(calls):
+            merged = [self.fault.config(config.replace(**overrides)) for overrides in mine]
+            left = [
+                {name: getattr(one, name) for name in overrides}
+                for one, overrides in zip(merged, mine, strict=True)
+            ]
+            runs += self._engine(given).run_all(given, prompt, left)
+        return [self.fault.finish(config, run) for run in runs]
+
+    def run_together(self, configs: Sequence[Config], prompt: str | Sequence[int]) -> list[Run]:
+        """As :meth:`EngineTarget.run_together`."""
+        given = [self.fault.config(config) for config in configs]
+        runs = self._engine(*given).run_together(given, prompt)
+        return [self.fault.finish(*pair) for pair in zip(configs, runs, strict=True)]
+
+    def _engine(self, *configs: Config) -> EngineTarget:
+        acts = any(self.fault.acts_in(config) for config in configs)
+        return EngineTarget(self.fault) if acts else EngineTarget()
 
 
 class SliceNeighbour(Fault):
@@ -235,7 +271,7 @@ class EndKept(Fault):
             logits_sha256=[*run.evidence.logits_sha256, stop.logits_sha256],
             top2=[*run.evidence.top2, run.evidence.top2[-1]],
         )
-        return Run(longer, run.metrics)
+        return dataclasses.replace(run, evidence=longer)
 
 
 class PMinIgnored(Fault):
@@ -292,7 +328,211 @@ class UbatchIgnored(Fault):
         return config.replace(ubatch=512)
 
 
-FAULTS: dict[str, type[Fault]] = {fault.name: fault for fault in Fault.__subclasses__()}
+class StreamingFault(Fault):
+    """A fault of the cache, of reads that run under compute, or of what is read ahead."""
+
+
+class EvictedSlotRead(StreamingFault):
+    """An expert whose pages were given back is still taken for resident."""
+
+    name = "evicted-slot-read"
+
+    def forgets(self, layer: int, expert: int) -> bool:
+        return False
+
+
+class SlotInFlightDropped(StreamingFault):
+    """Eviction takes the pages of an expert that a lane is still writing into."""
+
+    name = "slot-in-flight-dropped"
+
+    def acts_in(self, config: Config) -> bool:
+        return _reads_ahead(config)
+
+    def lane_has_read(self, tensor: str, is_ahead: bool) -> None:
+        if is_ahead:
+            time.sleep(LATE_S)
+
+    def spares_in_flight(self) -> bool:
+        return False
+
+
+class ReadAheadReadyEarly(StreamingFault):
+    """An expert that is read ahead is taken for resident before its read is done."""
+
+    name = "read-ahead-ready-early"
+
+    def acts_in(self, config: Config) -> bool:
+        return _reads_ahead(config)
+
+    def lane_reads(self, tensor: str, is_ahead: bool) -> None:
+        if is_ahead:
+            time.sleep(LATE_S)
+
+    def waits_for_ahead(self, layer: int, expert: int) -> bool:
+        return False
+
+
+class SecondShardOnFirst(StreamingFault):
+    """Every slice is read from the first shard, at the place that it has in its own."""
+
+    name = "second-shard-on-first"
+
+    def slice_shard(self, shard: int, n_shards: int) -> int:
+        return 0
+
+
+class SharedPageDropped(StreamingFault):
+    """Eviction gives back a page that a resident neighbour has a part of."""
+
+    name = "shared-page-dropped"
+
+    def spares_shared_page(self) -> bool:
+        return False
+
+
+class OverlapWaitForgotten(StreamingFault):
+    """The down projection does not wait for its reads, which come late."""
+
+    name = "overlap-wait-forgotten"
+
+    def acts_in(self, config: Config) -> bool:
+        return config.overlap
+
+    def lane_reads(self, tensor: str, is_ahead: bool) -> None:
+        if "_down_" in tensor and not is_ahead:
+            time.sleep(LATE_S)
+
+    def waits(self, layer: int, part: str) -> bool:
+        return part != "down"
+
+
+class CacheIgnored(StreamingFault):
+    """Nothing is cached, and so nothing read ahead."""
+
+    name = "cache-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(cache_mb=0, prefetch=0, predict_prefetch=False)
+
+
+class CacheUnbounded(StreamingFault):
+    """The cache grows until it holds every expert."""
+
+    name = "cache-unbounded"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(cache_mb=1 << 20) if config.cache_mb else config
+
+
+class OverlapIgnored(StreamingFault):
+    """``--overlap`` does nothing."""
+
+    name = "overlap-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(overlap=False)
+
+
+class PrefetchIgnored(StreamingFault):
+    """``--prefetch`` does nothing."""
+
+    name = "prefetch-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(prefetch=0)
+
+
+class PredictPrefetchIgnored(StreamingFault):
+    """``--predict-prefetch`` does nothing."""
+
+    name = "predict-prefetch-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(predict_prefetch=False)
+
+
+class PrefetchSyncIgnored(StreamingFault):
+    """What is read ahead is not waited for, though the control asks for it, and comes late."""
+
+    name = "prefetch-sync-ignored"
+
+    def acts_in(self, config: Config) -> bool:
+        return _reads_ahead(config)
+
+    def config(self, config: Config) -> Config:
+        return config.replace(prefetch_sync=False)
+
+    def lane_reads(self, tensor: str, is_ahead: bool) -> None:
+        if is_ahead:
+            time.sleep(LATE_S)
+
+
+class PredictLogIgnored(StreamingFault):
+    """``--predict-log`` counts nothing."""
+
+    name = "predict-log-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(predict_log=False)
+
+
+class DenseIgnored(StreamingFault):
+    """``--dense-weights`` does nothing: they stay mapped."""
+
+    name = "dense-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(dense_weights="mmap")
+
+
+class DenseAlwaysOwned(StreamingFault):
+    """``--dense-weights`` does nothing: they are read into our own memory."""
+
+    name = "dense-always-owned"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(dense_weights="anon")
+
+
+class NoOdirectIgnored(StreamingFault):
+    """``--no-odirect`` does nothing."""
+
+    name = "no-odirect-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(odirect=True)
+
+
+class BudgetChangeIgnored(StreamingFault):
+    """The cache keeps its first budget."""
+
+    name = "budget-change-ignored"
+
+    def sessions(self, calls: Calls) -> list[Calls]:
+        return [[{k: v for k, v in call.items() if k != "cache_mb"} for call in calls]]
+
+
+class SessionReopened(StreamingFault):
+    """Every generation of a session begins with an empty cache."""
+
+    name = "session-reopened"
+
+    def sessions(self, calls: Calls) -> list[Calls]:
+        return [[call] for call in calls]
+
+
+def _reads_ahead(config: Config) -> bool:
+    return bool(config.prefetch) or config.predict_prefetch
+
+
+ENGINE_FAULTS: dict[str, type[Fault]] = {
+    fault.name: fault for fault in Fault.__subclasses__() if fault is not StreamingFault
+}
+STREAMING_FAULTS: dict[str, type[Fault]] = {
+    fault.name: fault for fault in StreamingFault.__subclasses__()
+}
+FAULTS = {**ENGINE_FAULTS, **STREAMING_FAULTS}
 
 
 class Probe(Seams):
@@ -307,6 +547,37 @@ class Probe(Seams):
 
     def slice_read(self, layer: int, part: str, expert: int, data: memoryview) -> None:
         self.called.add("slice_read")
+
+    def slice_shard(self, shard: int, n_shards: int) -> int:
+        if n_shards > 1:  # no fault can take another than the only one
+            self.called.add("slice_shard")
+        return shard
+
+    def lane_reads(self, tensor: str, is_ahead: bool) -> None:
+        self.called.add("lane_reads")
+
+    def lane_has_read(self, tensor: str, is_ahead: bool) -> None:
+        self.called.add("lane_has_read")
+
+    def waits(self, layer: int, part: str) -> bool:
+        self.called.add("waits")
+        return True
+
+    def waits_for_ahead(self, layer: int, expert: int) -> bool:
+        self.called.add("waits_for_ahead")
+        return True
+
+    def forgets(self, layer: int, expert: int) -> bool:
+        self.called.add("forgets")
+        return True
+
+    def spares_in_flight(self) -> bool:
+        self.called.add("spares_in_flight")
+        return True
+
+    def spares_shared_page(self) -> bool:
+        self.called.add("spares_shared_page")
+        return True
 
     def routing(self, selected: Rows, flat: Rows) -> Any:
         self.called.add("routing")

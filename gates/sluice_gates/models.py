@@ -47,7 +47,7 @@ class Model:
     @property
     def is_small(self) -> bool:
         """Whether runs of it are cheap, and gain nothing by threads."""
-        return self.path.stat().st_size < SMALL_BYTES
+        return self.facts.file_bytes < SMALL_BYTES
 
 
 def labels(named: str, types: str | None) -> list[str]:

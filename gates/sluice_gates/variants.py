@@ -1,11 +1,13 @@
 """Faulty and reduced copies of a model file, made with the gguf package alone.
 
-Every function takes the master and the path to write, writes atomically and returns the path.
+Every function takes the master and the path to write (shards: their folder), writes atomically
+and returns the path.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,9 +96,42 @@ def not_a_gguf(master: Path, out: Path) -> Path:
     return out
 
 
+def sharded(master: Path, folder: Path, n: int) -> Path:
+    """The same tensors over ``n`` files, in the order of the master; the path of the first.
+
+    Some layer's experts are in two shards. The gguf package's own writer splits them, as its
+    converters do: only the first shard has the model's keys.
+    """
+    reader = GGUFReader(master)
+    names = [tensor.name for tensor in reader.tensors]
+    size = _tensors_a_shard(names, n)
+    with tempfile.TemporaryDirectory(prefix=".part", dir=folder) as part:
+        writer = GGUFWriter(
+            Path(part) / f"{master.stem}.gguf", _architecture(reader), split_max_tensors=size
+        )
+        _write(writer, reader, {}, list(reader.tensors), lambda tensor: tensor.data)
+        made = sorted(Path(part).iterdir())
+        # The first one last: where it is, all are.
+        for file in reversed(made):
+            os.replace(file, folder / file.name)
+    return folder / made[0].name
+
+
+def _tensors_a_shard(names: list[str], n: int) -> int:
+    """Of the counts that make ``n`` shards, the first that cuts through a layer's experts."""
+    for size in range(-(-len(names) // n), len(names)):
+        shards: dict[str, set[int]] = {}
+        for i, name in enumerate(names):
+            if name.endswith("_exps.weight"):
+                shards.setdefault(name.split(".ffn_")[0], set()).add(i // size)
+        if -(-len(names) // size) == n and any(len(found) > 1 for found in shards.values()):
+            return size
+    raise ValueError(f"no cut into {n} shards goes through the experts of a layer")
+
+
 def _head_block(reader: GGUFReader) -> tuple[str, int, int]:
     """Architecture, index of the head's first block (the trunk's count), number of heads."""
-    arch = reader.fields["general.architecture"].contents()
+    arch = _architecture(reader)
     heads = reader.fields.get(NEXTN_KEY.format(arch=arch))
     if heads is None or heads.contents() == 0:
         raise ValueError("the master has no draft head")
@@ -136,19 +171,32 @@ def _copy(
 ) -> Path:
     """Write `reader`'s keys (`changed`: another value, None for none) and `tensors` to `out`."""
     with _atomic(out) as part:
-        writer = GGUFWriter(part, reader.fields["general.architecture"].contents())
-        writer.data_alignment = reader.alignment
-        for key, field in reader.fields.items():
-            value = changed.get(key, field.contents())
-            if key in NOT_COPIED or value is None:
-                continue
-            kind = field.types[0]
-            inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(key, value, kind, inner)
-        for tensor in tensors:
-            writer.add_tensor(tensor.name, data(tensor), raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        _write(GGUFWriter(part, _architecture(reader)), reader, changed, tensors, data)
     return out
+
+
+def _write(
+    writer: GGUFWriter,
+    reader: GGUFReader,
+    changed: dict[str, int | None],
+    tensors: list[ReaderTensor],
+    data: Callable[[ReaderTensor], Tensors],
+) -> None:
+    writer.data_alignment = reader.alignment
+    for key, field in reader.fields.items():
+        value = changed.get(key, field.contents())
+        if key in NOT_COPIED or value is None:
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
+        writer.add_key_value(key, value, kind, inner)
+    for tensor in tensors:
+        writer.add_tensor(tensor.name, data(tensor), raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _architecture(reader: GGUFReader) -> str:
+    return str(reader.fields["general.architecture"].contents())

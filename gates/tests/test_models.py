@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from sluice.bundled import BUNDLED, model_path
 from sluice.errors import ModelError, RequestError
 from sluice.telemetry.files import write_whole
-from sluice_gates import models
+from sluice_gates import models, variants
 from sluice_gates.models import ALL_TYPES, Model, labels, made_once, open_model
 
 
@@ -100,9 +101,16 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_of_64_mib_is_not_small(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    model = Model(path, "m", False, open_model(BUNDLED, "Q8_0", tmp_path).facts)
+    facts = open_model(BUNDLED, "Q8_0", tmp_path).facts
     for size, is_small in ((1, True), ((64 << 20) - 1, True), (64 << 20, False)):
-        with path.open("wb") as file:
-            file.truncate(size)
-        assert model.is_small == is_small
+        changed = dataclasses.replace(facts, file_bytes=size)
+        assert Model(tmp_path / "m.gguf", "m", False, changed).is_small == is_small
+
+
+def test_a_model_in_shards_is_as_large_as_all_of_them(tmp_path: Path) -> None:
+    whole = open_model(BUNDLED, "Q8_0", tmp_path)
+    first = variants.sharded(whole.path, tmp_path, 2)
+    model = open_model(str(first), "m", tmp_path)
+    sizes = [path.stat().st_size for path in tmp_path.glob("*-of-00002.gguf")]
+    assert (len(sizes), model.facts.file_bytes) == (2, sum(sizes))
+    assert (model.facts.has_head, model.facts.has_experts) == (True, True)

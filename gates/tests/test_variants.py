@@ -98,6 +98,39 @@ def test_not_a_gguf_has_another_magic(tmp_path: Path) -> None:
         GGUFReader(made)
 
 
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_shards_hold_every_tensor_once(master: GGUFReader, tmp_path: Path, n: int) -> None:
+    first = variants.sharded(MASTER, tmp_path, n)
+    files = sorted(tmp_path.iterdir())
+    assert [path.name for path in files] == [
+        f"{MASTER.stem}-{i:05d}-of-{n:05d}.gguf" for i in range(1, n + 1)
+    ]
+    assert first == files[0]
+    readers = [GGUFReader(path) for path in files]
+    names = [tensor.name for reader in readers for tensor in reader.tensors]
+    assert names == [tensor.name for tensor in master.tensors]
+    assert set().union(*(same_tensors(master, reader) for reader in readers)) == set(names)
+    split = {"split.count": n, "split.tensors.count": len(names)}
+    assert values(readers[0]) == values(master) | split | {"split.no": 0}
+    for i, reader in enumerate(readers[1:], 1):
+        assert values(reader) == split | {"split.no": i}
+
+
+def test_a_layers_experts_are_in_two_shards(tmp_path: Path) -> None:
+    variants.sharded(MASTER, tmp_path, 2)
+    layers = [
+        {t.name.split(".")[1] for t in GGUFReader(path).tensors if "_exps." in t.name}
+        for path in sorted(tmp_path.iterdir())
+    ]
+    assert layers[0] & layers[1]
+
+
+def test_shards_that_cut_no_layer_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no cut into 1 shards"):
+        variants.sharded(MASTER, tmp_path, 1)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("make", EVERY, ids=lambda make: make.__name__)
 def test_the_same_bytes_twice_over_an_older_file(
     make: Callable[[Path, Path], Path], tmp_path: Path

@@ -68,8 +68,7 @@ def rebind(address: int, data_address: int) -> None:
 
 def sources(address: int) -> list[int]:
     """Addresses of the sources that are set, in order."""
-    raw = ctypes.string_at(address + _SRC, 8 * _N_SRC)
-    return [a for (a,) in _POINTER.iter_unpack(raw) if a]
+    return [a for a in _sources(address) if a]
 
 
 def type_name(address: int) -> str:
@@ -94,6 +93,11 @@ def values(address: int) -> npt.NDArray[np.generic] | None:
     size = sum((n - 1) * step for n, step in zip(ne, nb, strict=True)) + np.dtype(dtype).itemsize
     memory = memoryview((ctypes.c_char * size).from_address(begin)).cast("B")
     return np.ndarray(ne[::-1], dtype=dtype, buffer=memory, strides=nb[::-1])
+
+
+def _sources(address: int) -> list[int]:
+    raw = ctypes.string_at(address + _SRC, 8 * _N_SRC)
+    return [a for (a,) in _POINTER.iter_unpack(raw)]
 
 
 def _number(address: int, offset: int) -> int:
@@ -136,7 +140,7 @@ def check_layout() -> None:
             and strides(address) == expected
             and total == expected[3]
             and data(address) == (lib.ggml_get_data(address) or 0)
-            and sources(routed) == [address, rows, ids]
+            and _sources(routed) == [address, rows, ids] + [0] * (_N_SRC - 3)
         )
         rebind(address, 0x5A5A5A5A5A50)
         fits = fits and lib.ggml_get_data(address) == 0x5A5A5A5A5A50

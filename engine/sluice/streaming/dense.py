@@ -65,6 +65,11 @@ class DenseWeights:
         self.resident_bytes = 0
         """What :meth:`own` or :meth:`warm` has brought into memory."""
 
+    @property
+    def owned_bytes(self) -> int:
+        """Memory of our own that they were read into."""
+        return sum(buffer.size_bytes for buffer in self._buffers)
+
     def used(self, found: Mapping[str, object]) -> list[TensorInfo]:
         """Those that a graph reads, of all that were ``found`` in one."""
         return [

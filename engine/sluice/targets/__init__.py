@@ -1,20 +1,24 @@
 """What a gate can drive: the engine in this process, or the command in another."""
 
 from sluice.config import can_stream
+from sluice.targets.budgets import CacheBudgets, cache_budgets
 from sluice.targets.command import CommandTarget, Outcome
-from sluice.targets.engine import Drafter, EngineTarget, Run, Seams
+from sluice.targets.engine import Drafter, EngineTarget, Held, Run, Seams
 from sluice.targets.facts import ModelFacts, model_facts
 from sluice.targets.quantisation import quantize
 from sluice.targets.widths import draft_groups
 
 __all__ = [
+    "CacheBudgets",
     "CommandTarget",
     "Drafter",
     "EngineTarget",
+    "Held",
     "ModelFacts",
     "Outcome",
     "Run",
     "Seams",
+    "cache_budgets",
     "can_stream",
     "draft_groups",
     "model_facts",

@@ -53,7 +53,8 @@ class Fingerprint:
     """What a value belongs to; values of different fingerprints are not comparable.
 
     ``model_sha256`` is the file's SHA-256; above 64 MiB it is prefixed ``sampled:`` and covers
-    the header, the size and 64 evenly spaced blocks.
+    the header, the size and 64 evenly spaced blocks. Of a model in shards it is the SHA-256 of
+    their digests in order, prefixed where one of theirs is.
     """
 
     llama_cpp_python: str

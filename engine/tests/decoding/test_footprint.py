@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from sluice.config import INT32_MAX, Config
-from sluice.decoding import footprint
 from sluice.decoding.footprint import cache_bytes, check_footprint
 from sluice.decoding.session import Session
 from sluice.errors import RequestError
 from sluice.gguf.header import Header
+from sluice.streaming import memory
 
 linux = pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="memory is read in /proc")
 
@@ -43,7 +43,7 @@ def test_a_pass_whose_scheduler_cannot_fit_is_refused(
 ) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       2097152 kB\nMemAvailable:   2097152 kB\n")
-    monkeypatch.setattr(footprint, "_MEMINFO", meminfo)
+    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
     with pytest.raises(RequestError) as refused:
         opened(ubatch=4096, ctx=4096)
     said = str(refused.value)
@@ -57,7 +57,8 @@ def test_a_pass_whose_scheduler_cannot_fit_is_refused(
 def test_a_system_that_does_not_tell_refuses_nothing(
     header: Header, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(footprint, "_MEMINFO", tmp_path / "none")
+    for name in ("_MEMINFO", "_CGROUP"):
+        monkeypatch.setattr(memory, name, tmp_path / "none")
     check_footprint(Config(model="m", ctx=INT32_MAX, ubatch=65536), header)
 
 

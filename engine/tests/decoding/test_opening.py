@@ -1,4 +1,7 @@
-"""A model of over 30 GB opens at once: no weight is read, and next to nothing is held."""
+"""A model of over 30 GB opens at once: no weight is read, and next to nothing is held.
+
+That is with the dense weights left mapped; otherwise opening reads them, and them alone.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ def kib(file, key):
         if line.startswith(key + ":"):
             return int(line.split()[1])
 
-config = Config(model=sys.argv[1], moe_stream=True, mtp=sys.argv[2] == "mtp", ctx=4096)
+config = Config(
+    model=sys.argv[1], moe_stream=True, dense_weights="mmap", mtp=sys.argv[2] == "mtp", ctx=4096
+)
 read, mapped = kib("/proc/self/io", "rchar"), kib("/proc/self/status", "RssFile")
 began, busy = time.perf_counter(), time.process_time()
 session = Session(config)

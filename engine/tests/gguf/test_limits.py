@@ -42,7 +42,7 @@ def test_a_sound_model_passes(header: Header) -> None:
 
 def test_a_sound_large_model_passes(header: Header) -> None:
     refuse_what_aborts(
-        changed(header, block_count=512, expert_count=1024, expert_used_count=[2] * 300 + [4])
+        changed(header, block_count=512, expert_count=1024, expert_used_count=[4] * 512)
     )
 
 

@@ -4,81 +4,41 @@ import contextlib
 import mmap
 import os
 import random
+import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from sluice.errors import ReadFault, SystemFault
-from sluice.streaming.reader import ALIGNMENT, Read, SliceReader
+from sluice.llama import libc
+from sluice.streaming.reader import PAGE_BYTES, Channel, Read, SliceReader
 
-SIZE = 3 * 1024 * 1024 + 777
+from .parts import PAGE, SIZE, descriptors, exact, window
 
-
-@pytest.fixture(scope="module")
-def content() -> bytes:
-    return np.random.default_rng(5).bytes(SIZE)
-
-
-@pytest.fixture
-def file(tmp_path: Path, content: bytes) -> Path:
-    path = tmp_path / "weights.bin"
-    path.write_bytes(content)
-    return path
+Make = Callable[..., SliceReader]
+Open = Callable[[SliceReader], Channel]
 
 
 @pytest.fixture
-def make(file: Path) -> Iterator[Callable[..., SliceReader]]:
-    made: list[SliceReader] = []
-
-    def make_(path: Path = file, **changes: Any) -> SliceReader:
-        wanted: dict[str, Any] = {"lanes": 1, "direct": True, "warn": no_warning} | changes
-        made.append(SliceReader(path, **wanted))
-        return made[-1]
-
-    yield make_
-    for reader in made:
-        reader.close()
-
-
-def no_warning(text: str) -> None:
-    raise AssertionError(text)
-
-
-@pytest.fixture
-def direct(make: Callable[..., SliceReader]) -> None:
+def direct(make: Make) -> None:
     """Skips where the disk under the tests' folder does not refuse a misaligned read."""
     reader = make(warn=lambda _text: None)
     if not reader.is_direct:
         pytest.skip("no O_DIRECT on this file system")
-    probe = mmap.mmap(-1, 2 * ALIGNMENT)
-    with contextlib.suppress(OSError):
-        os.preadv(reader._direct, [memoryview(probe)[1 : ALIGNMENT + 1]], 0)
-        pytest.skip("this file system takes misaligned O_DIRECT reads")
-
-
-def page_buffer(size: int) -> memoryview:
-    return memoryview(mmap.mmap(-1, size))
-
-
-def exact(offset: int, size: int) -> Read:
-    return Read("t", offset, memoryview(bytearray(size)), size, aligned=False)
-
-
-def window(offset: int, size: int, shift: int = 0) -> Read:
-    """An aligned read of [offset, offset + size); ``shift`` spoils the address."""
-    before = offset % ALIGNMENT
-    length = -(-(before + size) // ALIGNMENT) * ALIGNMENT
-    buffer = page_buffer(length + ALIGNMENT)[shift : shift + length]
-    return Read("t", offset - before, buffer, before + size, aligned=True)
+    fd = os.open(reader.paths[0], os.O_RDONLY | os.O_DIRECT)
+    try:
+        with contextlib.suppress(OSError):
+            os.preadv(fd, [memoryview(mmap.mmap(-1, 2 * PAGE))[1 : PAGE + 1]], 0)
+            pytest.skip("this file system takes misaligned O_DIRECT reads")
+    finally:
+        os.close(fd)
 
 
 def slices(seed: int, count: int) -> list[tuple[int, int]]:
     chance = random.Random(seed)
-    found = [(0, SIZE), (SIZE - 1, 1), (0, 1), (ALIGNMENT, ALIGNMENT), (ALIGNMENT - 1, 2)]
+    found = [(0, SIZE), (SIZE - 1, 1), (0, 1), (PAGE, PAGE), (PAGE - 1, 2)]
     while len(found) < count:
         offset = chance.randrange(SIZE)
         found.append((offset, min(chance.choice((1, 511, 4096, 70_001)), SIZE - offset)))
@@ -86,138 +46,124 @@ def slices(seed: int, count: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("is_direct", [True, False])
-@pytest.mark.parametrize("lanes", range(1, 9))
 def test_slices_are_the_files_bytes(
-    make: Callable[..., SliceReader], content: bytes, lanes: int, is_direct: bool
+    make: Make, channel: Open, content: bytes, is_direct: bool
 ) -> None:
-    warned: list[str] = []
-    reader = make(lanes=lanes, direct=is_direct, warn=warned.append)
-    wanted = slices(lanes, 40)
-    reads = [window(*w) if is_direct else exact(*w) for w in wanted]
-    total = reader.read(reads)
-    for (offset, size), read in zip(wanted, reads, strict=True):
+    reader = make(direct=is_direct, warn=lambda _text: None)
+    one = channel(reader)
+    for offset, size in slices(1, 60):
+        read = window(offset, size, alignment=reader.alignment) if is_direct else exact(offset, size)
+        assert one.read(read) >= size
         before = offset - read.offset
         assert bytes(read.window[before : before + size]) == content[offset : offset + size]
-    assert total >= sum(size for _, size in wanted)
-    assert not warned or not reader.is_direct
 
 
 @pytest.mark.usefixtures("direct")
-def test_a_direct_window_is_read_whole_and_counted(
-    make: Callable[..., SliceReader], content: bytes
+def test_a_direct_window_brings_the_neighbours_own_bytes(
+    make: Make, channel: Open, content: bytes
 ) -> None:
-    read = window(5000, 100)
-    assert make().read([read]) == ALIGNMENT
-    assert bytes(read.window) == content[ALIGNMENT : 2 * ALIGNMENT]
+    reader = make()
+    step = reader.alignment
+    read = window(5000, 100, alignment=step)
+    assert channel(reader).read(read) == len(read.window)
+    assert len(read.window) % step == 0
+    begin = 5000 // step * step
+    assert bytes(read.window) == content[begin : begin + len(read.window)]
 
 
-def test_a_buffered_read_delivers_exactly_the_slice(make: Callable[..., SliceReader]) -> None:
-    assert make(direct=False).read([exact(5000, 100), exact(1, 7)]) == 107
+def test_a_buffered_read_delivers_exactly_the_slice(make: Make, channel: Open) -> None:
+    one = channel(make(direct=False))
+    assert one.read(exact(5000, 100)) == 100
+    assert one.read(exact(1, 7)) == 7
 
 
-def test_a_window_may_end_beyond_the_file(make: Callable[..., SliceReader], content: bytes) -> None:
+def test_a_window_may_end_beyond_the_file(make: Make, channel: Open, content: bytes) -> None:
     read = window(SIZE - 10, 10)
     assert read.offset + len(read.window) > SIZE
-    make(warn=lambda _text: None).read([read])
+    channel(make(warn=lambda _text: None)).read(read)
     before = SIZE - 10 - read.offset
     assert bytes(read.window[before : before + 10]) == content[-10:]
 
 
-def test_no_reads_are_no_bytes(make: Callable[..., SliceReader]) -> None:
-    assert make(lanes=4).read([]) == 0
-
-
-@pytest.mark.parametrize("is_direct", [True, False])
-@pytest.mark.parametrize("lanes", [1, 4])
-def test_the_end_of_the_file_is_a_fault_in_words(
-    make: Callable[..., SliceReader], file: Path, lanes: int, is_direct: bool
+def test_every_shard_is_read_from_its_own_file(
+    make: Make, channel: Open, file: Path, tmp_path: Path, content: bytes
 ) -> None:
-    reader = make(lanes=lanes, direct=is_direct, warn=lambda _text: None)
-    offset = SIZE - 100
-    read = window(offset, 8000) if is_direct else exact(offset, 8000)
-    there = SIZE - read.offset
-    with pytest.raises(ReadFault) as fault:
-        reader.read([exact(0, 10), read, exact(50, 10)])
-    assert str(fault.value) == (
-        f"{file}: reading {read.needed_bytes} bytes of t at offset {read.offset} stopped after"
-        f" {there}: the file ends there"
-    )
+    other = tmp_path / "second.bin"
+    other.write_bytes(content[::-1])
+    one = channel(make(file, other, direct=False))
+    for shard, raw in enumerate((content, content[::-1])):
+        read = exact(1000, 50, shard)
+        one.read(read)
+        assert bytes(read.window) == raw[1000:1050]
+    with pytest.raises(ReadFault, match=rf"^{other}: reading 9 bytes .* the file ends there"):
+        one.read(exact(SIZE, 9, 1))
 
 
-def test_a_file_that_shrank_is_a_fault(make: Callable[..., SliceReader], file: Path) -> None:
+# Alignment.
+
+
+def test_the_alignment_is_what_the_file_system_says(make: Make, file: Path) -> None:
+    said = libc.direct_alignment(file)
     reader = make(warn=lambda _text: None)
-    os.truncate(file, 4096)
-    with pytest.raises(ReadFault, match="offset 8192 stopped after 0: the file ends there"):
-        reader.read([window(8192, 100)])
-
-
-def test_an_error_of_the_system_is_a_fault_in_its_words(
-    make: Callable[..., SliceReader], file: Path
-) -> None:
-    reader = make(direct=False)
-    read = Read("t", -5, memoryview(bytearray(10)), 10, aligned=False)
-    with pytest.raises(ReadFault, match=r"offset -5 stopped after 0: Invalid argument"):
-        reader.read([read])
-
-
-def test_all_lanes_are_done_when_a_fault_comes_out(
-    make: Callable[..., SliceReader], content: bytes
-) -> None:
-    reader = make(lanes=4, direct=False)
-    good = [exact(i * 4096, 4096) for i in range(200)]
-    with pytest.raises(ReadFault):
-        reader.read([*good[:100], exact(SIZE, 1), *good[100:]])
-    assert all(bytes(r.window) in (content[r.offset : r.offset + 4096], bytes(4096)) for r in good)
-    seen = [bytes(r.window) for r in good]
-    threading.Event().wait(0.02)
-    assert [bytes(r.window) for r in good] == seen
-    assert reader.read(good) == 200 * 4096
+    if not said:
+        pytest.skip("this file system does not say")
+    assert (reader.is_direct, reader.alignment) == (True, said)
+    assert reader.granule_bytes == max(said, PAGE_BYTES)
 
 
 @pytest.mark.usefixtures("direct")
-@pytest.mark.parametrize("lanes", [1, 4, 8])
-def test_a_read_that_is_refused_falls_back_with_one_warning(
-    make: Callable[..., SliceReader], file: Path, content: bytes, lanes: int
+@pytest.mark.parametrize("said", [4096, 16384, 1 << 20])
+def test_a_coarse_alignment_makes_a_coarse_granule(
+    make: Make, channel: Open, monkeypatch: pytest.MonkeyPatch, content: bytes, said: int
 ) -> None:
-    warned: list[str] = []
-    reader = make(lanes=lanes, warn=warned.append)
-    assert (reader.is_direct, reader.alignment) == (True, ALIGNMENT)
-    reads = [window(i * 10_000, 5000, shift=1) for i in range(24)]
-    reader.read(reads)
-    assert warned == [
-        f"{file}: its file system refused an O_DIRECT read; slices are read through the page cache"
-    ]
-    assert (reader.is_direct, reader.alignment) == (False, 1)
-    for i, read in enumerate(reads):
-        before = i * 10_000 - read.offset
-        assert bytes(read.window[before : before + 5000]) == content[i * 10_000 :][:5000]
-    reader.read([window(0, 100), window(0, 100, shift=1)])
-    assert len(warned) == 1
+    monkeypatch.setattr(libc, "direct_alignment", lambda _path: said)
+    reader = make()
+    assert (reader.alignment, reader.granule_bytes) == (said, said)
+    read = window(20_000, 5, alignment=said)
+    assert channel(reader).read(read) == len(read.window)
+    assert bytes(read.window) == content[read.offset : read.offset + len(read.window)]
 
 
 @pytest.mark.usefixtures("direct")
-def test_lanes_that_are_refused_at_once_warn_once(
-    make: Callable[..., SliceReader], monkeypatch: pytest.MonkeyPatch
+def test_a_file_system_that_is_silent_is_tried(
+    make: Make, monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    said = libc.direct_alignment(file)
+    monkeypatch.setattr(libc, "direct_alignment", lambda _path: None)
+    reader = make()
+    assert reader.is_direct
+    assert reader.alignment in (512, 4096, 65536)
+    assert not said or reader.alignment >= said
+
+
+@pytest.mark.parametrize("said", [0, 3, 1000, 1 << 21, -4096])
+def test_an_alignment_that_cannot_be_is_not_used(
+    make: Make, channel: Open, monkeypatch: pytest.MonkeyPatch, content: bytes, said: int
 ) -> None:
     warned: list[str] = []
-    reader = make(lanes=4, warn=warned.append)
-    whole, meeting = os.preadv, threading.Barrier(4)
-
-    def together(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
-        try:
-            return whole(fd, buffers, offset)
-        finally:
-            if fd == reader._direct:
-                meeting.wait(10)
-
-    monkeypatch.setattr(os, "preadv", together)
-    reader.read([window(i * 10_000, 5000, shift=1) for i in range(4)])
+    monkeypatch.setattr(libc, "direct_alignment", lambda _path: said)
+    reader = make(warn=warned.append)
+    if reader.is_direct:  # a disk that is not particular
+        assert reader.alignment == said
+        return
     assert len(warned) == 1
+    assert "does not take O_DIRECT; slices are read through the page cache" in warned[0]
+    read = exact(77, 5)
+    channel(reader).read(read)
+    assert bytes(read.window) == content[77:82]
 
 
-def test_a_file_system_without_o_direct_is_warned_of_once(
-    make: Callable[..., SliceReader],
+@pytest.mark.usefixtures("direct")
+def test_shards_are_aligned_for_the_strictest_of_them(
+    make: Make, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    other = tmp_path / "second.bin"
+    shutil.copy(file, other)
+    monkeypatch.setattr(libc, "direct_alignment", lambda path: {file: 4096, other: 8192}[path])
+    assert make(file, other).alignment == make(other, file).alignment == 8192
+
+
+def test_a_file_system_without_o_direct_is_warned_of_once(make: Make, channel: Open) -> None:
     path = Path("/proc/version")  # /proc refuses O_DIRECT when a file is opened
     if not path.exists():
         pytest.skip("no /proc here")
@@ -228,30 +174,87 @@ def test_a_file_system_without_o_direct_is_warned_of_once(
     ]
     assert (reader.is_direct, reader.alignment) == (False, 1)
     read = exact(0, 5)
-    reader.read([read])
+    channel(reader).read(read)
     assert bytes(read.window) == path.read_bytes()[:5]
     assert len(warned) == 1
 
 
-def test_a_buffered_reader_does_not_warn(make: Callable[..., SliceReader]) -> None:
-    assert make(direct=False).alignment == 1
+def test_a_buffered_reader_does_not_warn(make: Make) -> None:
+    reader = make(direct=False)
+    assert (reader.alignment, reader.granule_bytes) == (1, PAGE_BYTES)
 
 
-def test_a_read_that_arrives_in_pieces_is_continued(make: Callable[..., SliceReader]) -> None:
+# What the disk refuses, and what it gives in pieces.
+
+
+@pytest.mark.usefixtures("direct")
+def test_a_read_that_is_refused_falls_back_with_one_warning(
+    make: Make, channel: Open, file: Path, content: bytes
+) -> None:
+    warned: list[str] = []
+    reader = make(warn=warned.append)
+    one, other = channel(reader), channel(reader)
+    assert reader.is_direct
+    for i in range(6):
+        read = window(i * 10_000, 5000, shift=1)
+        (one if i % 2 else other).read(read)
+        before = i * 10_000 - read.offset
+        assert bytes(read.window[before : before + 5000]) == content[i * 10_000 :][:5000]
+    assert warned == [
+        f"{file}: its file system refused an O_DIRECT read; slices are read through the page cache"
+    ]
+    assert (reader.is_direct, reader.alignment) == (False, 1)
+    one.read(window(0, 100))  # planned before that
+    assert len(warned) == 1
+
+
+@pytest.mark.usefixtures("direct")
+def test_channels_that_are_refused_at_once_warn_once(
+    make: Make, channel: Open, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    warned: list[str] = []
+    reader = make(warn=warned.append)
+    whole, meeting = os.preadv, threading.Barrier(4)
+    channels = [channel(reader) for _ in range(4)]
+    fds = {fd for one in channels for fd in one._direct}
+
+    def together(fd: int, buffers: Sequence[memoryview], offset: int) -> int:
+        try:
+            return whole(fd, buffers, offset)
+        finally:
+            if fd in fds:
+                meeting.wait(10)
+
+    monkeypatch.setattr(os, "preadv", together)
+    reads = [window(i * 10_000, 5000, shift=1) for i in range(4)]
+    threads = [
+        threading.Thread(target=c.read, args=(r,)) for c, r in zip(channels, reads, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(warned) == 1
+    for read in reads:
+        assert bytes(read.window[:5000]) == content[read.offset : read.offset + 5000]
+
+
+def test_a_read_that_arrives_in_pieces_is_continued(make: Make, channel: Open) -> None:
     path = Path("/proc/kallsyms")  # comes by the page, however much is asked for
     if not path.exists() or len(path.read_bytes()) < 30_000:
         pytest.skip("no long file in /proc")
-    reader = make(path, direct=False)
     expected = path.read_bytes()[100:20_100]
-    assert os.preadv(reader._buffered, [bytearray(20_000)], 100) < 20_000
+    with path.open("rb", buffering=0) as raw:
+        assert os.preadv(raw.fileno(), [bytearray(20_000)], 100) < 20_000
     read = exact(100, 20_000)
-    assert reader.read([read]) == 20_000
+    assert channel(make(path, direct=False)).read(read) == 20_000
     assert bytes(read.window) == expected
 
 
 @pytest.mark.parametrize("pieces", [(1,), (4096,), (512, 4096, 7)])
 def test_a_direct_read_that_arrives_in_pieces_is_continued(
-    make: Callable[..., SliceReader],
+    make: Make,
+    channel: Open,
     content: bytes,
     monkeypatch: pytest.MonkeyPatch,
     pieces: tuple[int, ...],
@@ -263,43 +266,173 @@ def test_a_direct_read_that_arrives_in_pieces_is_continued(
         nonlocal calls
         calls += 1
         # A piece of a direct read is read through a page-aligned buffer of our own.
-        got = os.pread(reader._buffered, pieces[calls % len(pieces)], offset)
-        got = got[: len(buffers[0])]
-        buffers[0][: len(got)] = got
-        return len(got)
+        piece = memoryview(mmap.mmap(-1, PAGE))
+        got = whole(one._buffered[0], [piece[: pieces[calls % len(pieces)]]], offset)
+        got = min(got, len(buffers[0]))
+        buffers[0][:got] = piece[:got]
+        return got
 
-    reader = make(warn=lambda _text: None)
+    one = channel(make(warn=lambda _text: None))
     read = window(9000, 6000)
     monkeypatch.setattr(os, "preadv", short)
-    got = reader.read([read])
-    monkeypatch.setattr(os, "preadv", whole)
+    assert one.read(read) >= read.needed_bytes
     before = 9000 - read.offset
     assert bytes(read.window[before : before + 6000]) == content[9000:15_000]
-    assert got >= read.needed_bytes
     assert calls > 1
 
 
-def test_a_missing_file_is_a_fault(tmp_path: Path) -> None:
-    with pytest.raises(SystemFault, match="cannot be opened: No such file"):
-        SliceReader(tmp_path / "none", lanes=1, direct=True, warn=no_warning)
+# What ends a read.
 
 
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_the_end_of_the_file_is_a_fault_in_words(
+    make: Make, channel: Open, file: Path, is_direct: bool
+) -> None:
+    one = channel(make(direct=is_direct, warn=lambda _text: None))
+    offset = SIZE - 100
+    read = window(offset, 8000) if is_direct else exact(offset, 8000)
+    with pytest.raises(ReadFault) as fault:
+        one.read(read)
+    assert str(fault.value) == (
+        f"{file}: reading {read.needed_bytes} bytes of t at offset {read.offset} stopped after"
+        f" {SIZE - read.offset}: the file ends there"
+    )
+
+
+def test_a_file_that_was_cut_under_a_read_is_a_fault(
+    make: Make, channel: Open, file: Path
+) -> None:
+    one = channel(make(warn=lambda _text: None))
+    os.truncate(file, 4096)
+    with pytest.raises(ReadFault, match="offset 8192 stopped after 0: the file ends there"):
+        one.read(window(8192, 100))
+
+
+def test_an_error_of_the_system_is_a_fault_in_its_words(make: Make, channel: Open) -> None:
+    read = Read("t", -5, memoryview(bytearray(10)), 10, aligned=False)
+    with pytest.raises(ReadFault, match=r"offset -5 stopped after 0: Invalid argument"):
+        channel(make(direct=False)).read(read)
+
+
+def test_an_io_error_names_what_had_been_read(make: Make, channel: Open) -> None:
+    """Our own memory as the file: it ends in an I/O error where nothing is mapped."""
+    path = Path("/proc/self/mem")
+    end, size = _end_of_a_mapping()
+    one = channel(make(path, direct=False))
+    with pytest.raises(ReadFault) as fault:
+        one.read(exact(end - size, size + 100))
+    assert str(fault.value) == (
+        f"{path}: reading {size + 100} bytes of t at offset {end - size} stopped after {size}:"
+        " Input/output error"
+    )
+
+
+def _end_of_a_mapping() -> tuple[int, int]:
+    """Where a readable mapping ends before a gap, and how much of it may be read."""
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("no /proc here")
+    spans = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, rights, *_ = line.split()
+        begin, end = (int(n, 16) for n in span.split("-"))
+        spans.append((begin, end, rights, line))
+    for (begin, end, rights, line), following in zip(spans, spans[1:], strict=False):
+        if rights.startswith("r") and end < 1 << 47 and end < following[0] and "[" not in line:
+            return end, min(end - begin, 3 * PAGE)
+    pytest.skip("no gap between mappings")
+
+
+def test_a_missing_file_is_a_fault(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(ReadFault, match=r"none: cannot be found any more: No such file"):
+        make(tmp_path / "none")
+
+
+def test_a_file_that_may_not_be_read_is_a_fault(make: Make, file: Path) -> None:
+    reader = make(direct=False)
+    file.unlink()
+    with pytest.raises(SystemFault, match=rf"^{file}: cannot be opened: No such file"):
+        reader.channel()
+
+
+# A file that is another one by now.
+
+
+def _replace(file: Path) -> None:
+    copy = file.with_suffix(".new")
+    shutil.copy2(file, copy)
+    copy.replace(file)
+
+
+def _rewrite_in_place(file: Path) -> None:
+    with file.open("r+b") as out:
+        out.write(b"x")
+    _touch(file)  # whatever the clock's step is
+
+
+def _append(file: Path) -> None:
+    with file.open("ab") as out:
+        out.write(b"x")
+
+
+def _touch(file: Path) -> None:
+    now = file.stat()
+    os.utime(file, ns=(now.st_atime_ns, now.st_mtime_ns + 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (_replace, "inode"),
+        (lambda file: os.truncate(file, SIZE - 1), f"size {SIZE - 1} was {SIZE}"),
+        (_append, f"size {SIZE + 1} was {SIZE}"),
+        (_touch, "time of change"),
+        (_rewrite_in_place, "time of change"),
+        (Path.unlink, "cannot be found any more: No such file or directory"),
+    ],
+)
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_file_that_has_changed_is_refused(
+    make: Make, file: Path, tmp_path: Path, change: Callable[[Path], None], what: str, shard: int
+) -> None:
+    other = tmp_path / "second.bin"
+    shutil.copy(file, other)
+    paths = (file, other)
+    reader = make(*paths, direct=False)
+    reader.check_unchanged()
+    change(paths[shard])
+    for _ in range(2):
+        with pytest.raises(ReadFault) as fault:
+            reader.check_unchanged()
+        said = str(fault.value)
+        assert said.startswith(f"{paths[shard]}: ")
+        assert what in said
+        assert "nothing more is read from it" in said
+    if change is _touch:
+        assert "size" not in said
+        assert "inode" not in said
+
+
+# What is left behind.
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
-def test_nothing_is_left_open(file: Path) -> None:
+def test_nothing_is_left_open(make: Make, file: Path, tmp_path: Path) -> None:
     def refuse(text: str) -> None:
         raise RuntimeError(text)
 
+    gone = tmp_path / "gone.bin"
+    shutil.copy(file, gone)
+    half = make(file, gone, direct=False)
+    gone.unlink()
     before = descriptors()
     for _ in range(20):
-        reader = SliceReader(file, lanes=4, direct=True, warn=lambda _text: None)
-        reader.read([exact(0, 10), exact(10, 10)])
-        reader.close()
+        one = make(warn=lambda _text: None).channel()
+        one.read(exact(0, 10))
+        one.close()
+        one.close()
         # Whoever is warned may raise.
         with pytest.raises(RuntimeError, match="does not take O_DIRECT"):
-            SliceReader(Path("/proc/version"), lanes=2, direct=True, warn=refuse)
+            make(Path("/proc/version"), warn=refuse)
+        with pytest.raises(SystemFault, match=r"gone\.bin: cannot be opened"):
+            half.channel()
     assert descriptors() == before
-    assert not [t for t in threading.enumerate() if t.name.startswith("lane")]

@@ -1,0 +1,42 @@
+"""Which expert caches a model can be run with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.bundled import model_path
+from sluice.config import Config
+from sluice.gguf.shards import read_model
+from sluice.streaming.layout import expert_layout
+from sluice.streaming.plan import streaming_plan
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBudgets:
+    """In whole MiB: the smallest ``--cache-mb`` that is not refused, and one that holds all.
+
+    ``layers`` are those whose experts are streamed, the MTP block's last.
+    """
+
+    smallest_mb: int
+    whole_mb: int
+    layers: tuple[int, ...]
+
+
+def cache_budgets(config: Config) -> CacheBudgets:
+    """The budgets of ``config``'s model, run as ``config`` says.
+
+    Raises:
+        RequestError: the model's experts cannot be streamed.
+        ModelError: it cannot be read.
+    """
+    header = read_model(model_path(config.model))
+    plan = streaming_plan(header, expert_layout(header, with_head=config.mtp))
+    smallest = plan.smallest_cache_bytes(min(config.ubatch, config.ctx))
+    return CacheBudgets(
+        smallest_mb=-(-smallest // _MIB),
+        whole_mb=-(-max(smallest, plan.total_page_bytes) // _MIB),
+        layers=tuple(one.layer for one in plan.layers),
+    )

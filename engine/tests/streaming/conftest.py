@@ -1,0 +1,71 @@
+"""A file of random bytes as a model of experts, and what reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sluice.seams import NO_SEAMS, Seams
+from sluice.streaming.lanes import Lanes
+from sluice.streaming.reader import Channel, SliceReader
+
+from .parts import SIZE
+
+
+@pytest.fixture(scope="session")
+def content() -> bytes:
+    return np.random.default_rng(5).bytes(SIZE)
+
+
+@pytest.fixture
+def file(tmp_path: Path, content: bytes) -> Path:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture
+def make(file: Path) -> Callable[..., SliceReader]:
+    """A reader of the file, with O_DIRECT, that may not warn; or with changes to that."""
+
+    def make_(*paths: Path, **changes: Any) -> SliceReader:
+        return SliceReader(paths or (file,), **{"direct": True, "warn": no_warning} | changes)
+
+    return make_
+
+
+@pytest.fixture
+def channel() -> Iterator[Callable[[SliceReader], Channel]]:
+    """A reader's channel; all are closed when the test ends."""
+    made: list[Channel] = []
+
+    def channel_(reader: SliceReader) -> Channel:
+        made.append(reader.channel())
+        return made[-1]
+
+    yield channel_
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def start(make: Callable[..., SliceReader]) -> Iterator[Callable[..., Lanes]]:
+    """Lanes over the file (or ``reader=``); all are closed when the test ends."""
+    made: list[Lanes] = []
+
+    def start_(n: int = 1, *, helps: bool = False, seams: Seams = NO_SEAMS, **rest: Any) -> Lanes:
+        reader = rest.pop("reader", None) or make(**{"warn": lambda _text: None} | rest)
+        made.append(Lanes(reader, n, helps=helps, seams=seams))
+        return made[-1]
+
+    yield start_
+    for one in made:
+        one.close()
+
+
+def no_warning(text: str) -> None:
+    raise AssertionError(text)
