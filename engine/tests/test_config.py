@@ -17,6 +17,9 @@ NUMBERS = {
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(Config)}
 SWITCHES = [name for name in knobs() if isinstance(DEFAULTS[name], bool)]
 WORDS = [name for name, knob in knobs().items() if knob.choices]
+STREAMING = ("load_all", "poison", "cache_mb", "overlap", "prefetch", "predict_prefetch",
+             "predict_log")  # fmt: skip
+"""What is refused without --moe-stream."""
 
 
 def refusal(**changes: Any) -> str:
@@ -32,7 +35,8 @@ def flag(name: str) -> str:
 
 def with_stream(name: str) -> dict[str, Any]:
     """What else must be set for a knob to be legal by itself."""
-    return {"moe_stream": True} if name in ("load_all", "poison") else {}
+    needed: dict[str, Any] = {"moe_stream": True} if name in STREAMING else {}
+    return needed | ({"cache_mb": 1} if name in ("prefetch", "predict_prefetch") else {})
 
 
 def test_the_defaults_are_a_legal_run() -> None:
@@ -51,14 +55,18 @@ def test_both_ends_of_a_range_are_legal_and_the_next_value_is_refused(name: str)
         (kind(knob.low), kind(knob.low) - step, f"must be at least {knob.low:g}"),
         (kind(knob.high), kind(knob.high) + step, f"must be at most {knob.high:.10g}"),
     ):
-        validate(Config(**{"model": "m", name: value}))
-        assert refusal(**{name: beyond}) == f"{flag(name)} {beyond}: {words}"
+        validate(Config(**{"model": "m"} | with_stream(name) | {name: value}))
+        said = refusal(**with_stream(name) | {name: beyond})
+        assert said == f"{flag(name)} {beyond}: {words}"
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 @pytest.mark.parametrize("value", [True, "3", None, [3], 10**400, -(10**400)], ids=repr)
 def test_a_number_of_another_type_or_beyond_every_range_is_refused(name: str, value: Any) -> None:
-    said = refusal(**{name: value})
+    said = refusal(**with_stream(name) | {name: value})
+    if knobs()[name].words and isinstance(value, str):
+        assert said == f"{flag(name)} {value}: must be a number, or auto"
+        return
     assert said.startswith(f"{flag(name)} {value!r}: must be ")
     if not isinstance(value, int) or value is True:
         assert said.endswith(f"of type {type(DEFAULTS[name]).__name__}")
@@ -124,12 +132,55 @@ def test_a_pass_too_narrow_for_the_draft_is_refused(draft: int) -> None:
     validate(Config(model="m", draft=draft, ubatch=1))
 
 
+@pytest.mark.parametrize("name", STREAMING)
+def test_what_is_about_streaming_needs_streaming(name: str) -> None:
+    value = True if name in SWITCHES else 1
+    needed = with_stream(name) | {name: value}
+    validate(Config(**{"model": "m"} | needed))
+    del needed["moe_stream"]
+    said = refusal(**needed)
+    assert said == (
+        f"{said.partition(':')[0]}: only has a meaning when experts are streamed; add --moe-stream"
+    )
+    assert said.partition(":")[0] in {flag(name), "--cache-mb"}
+    if len(needed) == 1:
+        assert said.startswith(f"{flag(name)}: ")
+
+
+def test_a_cache_that_sizes_itself_needs_streaming() -> None:
+    assert refusal(cache_mb="auto").endswith("add --moe-stream")
+    validate(Config(model="m", moe_stream=True, cache_mb="auto"))
+
+
+@pytest.mark.parametrize("changes", [{"prefetch": 1}, {"predict_prefetch": True}], ids=str)
+def test_what_is_read_ahead_has_to_be_kept(changes: dict[str, Any]) -> None:
+    said = refusal(moe_stream=True, **changes)
+    (name,) = changes
+    assert said.startswith(f"{flag(name)}: what is read ahead has to be kept, and --cache-mb is 0")
+    assert said.endswith(f"add --cache-mb auto, or drop {flag(name)}")
+    for cache_mb in ("auto", 1):
+        validate(Config(model="m", moe_stream=True, cache_mb=cache_mb, **changes))
+
+
+def test_the_two_ways_to_read_ahead_exclude_each_other() -> None:
+    said = refusal(moe_stream=True, cache_mb=8, prefetch=2, predict_prefetch=True)
+    assert said.startswith("--prefetch with --predict-prefetch: ")
+    assert said.endswith("drop one")
+
+
+def test_a_floor_above_the_ceiling_is_refused() -> None:
+    said = refusal(moe_stream=True, cache_mb="auto", cache_floor_mb=9, cache_ceil_mb=8)
+    assert said.startswith("--cache-floor-mb 9: above --cache-ceil-mb 8; ")
+    for floor, ceil in ((8, 8), (9, 0), (0, 8)):
+        validate(Config(model="m", moe_stream=True, cache_floor_mb=floor, cache_ceil_mb=ceil))
+
+
 @pytest.mark.parametrize("name", ["load_all", "poison"])
-def test_a_control_of_streaming_needs_streaming(name: str) -> None:
-    said = refusal(**{name: True})
-    assert said.startswith(f"{flag(name)}: ")
-    assert said.endswith("add --moe-stream")
-    validate(Config(**{"model": "m", "moe_stream": True, name: True}))
+@pytest.mark.parametrize("cache_mb", [64, "auto"])
+def test_a_control_of_streaming_without_a_cache_takes_none(name: str, cache_mb: Any) -> None:
+    said = refusal(moe_stream=True, cache_mb=cache_mb, **{name: True})
+    assert said.startswith(f"{flag(name)} with --cache-mb {cache_mb}: ")
+    assert said.endswith("drop one of them")
 
 
 def test_nothing_is_left_to_poison_when_all_is_read() -> None:
@@ -166,7 +217,7 @@ PER_CALL = {name for name, knob in knobs().items() if knob.per_call}
 def test_what_may_change_per_call() -> None:
     legal = {"n": 5, "temp": 0.0, "top_k": 1, "top_p": 0.5, "seed": 1, "draft": 2, "draft_min": 1,
              "mtp_p_min": 0.5}  # fmt: skip
-    assert set(legal) == PER_CALL
+    assert set(legal) | {"cache_mb"} == PER_CALL
     changed = apply_overrides(LOADED, legal)
     assert {name: getattr(changed, name) for name in legal} == legal
     assert LOADED.n == 128
@@ -199,6 +250,32 @@ def test_an_override_meets_the_same_rules(overrides: dict[str, Any], words: str)
     with pytest.raises(RequestError) as refused:
         apply_overrides(LOADED, overrides)
     assert words in str(refused.value)
+
+
+CACHED = Config(model="m", moe_stream=True, cache_mb=64)
+
+
+def test_a_cache_may_be_resized_per_call() -> None:
+    for cache_mb in (1, 32, 4096, "auto"):
+        assert apply_overrides(CACHED, {"cache_mb": cache_mb}).cache_mb == cache_mb
+    assert apply_overrides(CACHED.replace(cache_mb="auto"), {"cache_mb": 3}).cache_mb == 3
+
+
+@pytest.mark.parametrize(
+    ("opened", "asked"), [(64, 0), ("auto", 0), (0, 64), (0, "auto")], ids=str
+)
+def test_a_cache_is_neither_added_nor_taken_away_per_call(opened: Any, asked: Any) -> None:
+    with pytest.raises(RequestError) as refused:
+        apply_overrides(CACHED.replace(cache_mb=opened), {"cache_mb": asked})
+    assert str(refused.value).startswith(
+        f"--cache-mb {asked}: the session was opened with {opened}; a cache can be resized, not"
+    )
+
+
+@pytest.mark.parametrize("cache_mb", [-1, 1.5, True, "all", None, 1 << 25], ids=repr)
+def test_a_size_that_is_none_is_refused_per_call_too(cache_mb: Any) -> None:
+    with pytest.raises(RequestError, match=r"^--cache-mb .*must be "):
+        apply_overrides(CACHED, {"cache_mb": cache_mb})
 
 
 def test_a_wider_draft_is_no_matter_without_a_head() -> None:

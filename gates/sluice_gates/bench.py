@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +36,14 @@ class Target(Protocol):
         overrides: dict[str, Any] | None = None,
     ) -> Run:
         """Generate after ``prompt``; every error is a SluiceError."""
+
+    def run_all(
+        self, config: Config, prompt: str | Sequence[int], calls: Sequence[Mapping[str, Any]]
+    ) -> list[Run]:
+        """One session, and a generation for each of ``calls``: its overrides."""
+
+    def run_together(self, configs: Sequence[Config], prompt: str | Sequence[int]) -> list[Run]:
+        """A session each, all open at once, their tokens taken in turns."""
 
 
 class Command(Protocol):
@@ -79,7 +87,8 @@ Recorder = Callable[[str, Evidence], None]
 class Bench:
     """One model and what gates do with it.
 
-    ``n`` is how many tokens an ordinary run generates. ``runs`` caches runs by their key: gates
+    ``n`` is how many tokens an ordinary run generates, ``n_streamed`` one that streams in one way
+    or another: what is only wrong once in a while needs long runs. ``runs`` caches runs by their key: gates
     share their controls, and a gate that needs a second real run says ``fresh=True``.
     """
 
@@ -90,6 +99,7 @@ class Bench:
     target: Target = field(default_factory=EngineTarget)
     command: Command = field(default_factory=CommandTarget)
     n: int = 96
+    n_streamed: int = 256
     n_general: int = 3
     runs: dict[RunKey, Run] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -158,6 +168,26 @@ class Bench:
         """Run a prompt that is given as token ids."""
         return self._run(name, RunKey(self.config(**changes), tuple(ids), None, ()), fresh=False)
 
+    def run_all(
+        self, prompt: Prompt, calls: Sequence[dict[str, Any]], **changes: Any
+    ) -> list[Run]:
+        """Run ``prompt`` several times in one session, each time with other overrides."""
+        config = self.config(**changes)
+        runs = self.target.run_all(config, prompt.text, calls)
+        for i, (overrides, run) in enumerate(zip(calls, runs, strict=True), 1):
+            key = RunKey(config, prompt.text, None, tuple(sorted(overrides.items())))
+            self._record(f"{prompt.name}-{key.words}-generation-{i}", run)
+        return runs
+
+    def run_together(self, prompt: Prompt, *settings: dict[str, Any]) -> list[Run]:
+        """Run ``prompt`` in as many sessions as there are settings, all open at once."""
+        configs = [self.config(**changes) for changes in settings]
+        runs = self.target.run_together(configs, prompt.text)
+        for i, (config, run) in enumerate(zip(configs, runs, strict=True), 1):
+            key = RunKey(config, prompt.text, None, ())
+            self._record(f"{prompt.name}-{key.words}-session-{i}-of-{len(runs)}", run)
+        return runs
+
     def equal(
         self, left: Run, right: Run, what: str, level: Level = "logits", *, prefix: bool = False
     ) -> None:
@@ -179,10 +209,12 @@ class Bench:
             )
             if not fresh:
                 self.runs[key] = run
-        if self.recorder is not None:
-            again = "-again" if fresh else ""
-            self.recorder(f"{self.model.label}-{name}-{key.words}{again}", run.evidence)
+        self._record(f"{name}-{key.words}{'-again' if fresh else ''}", run)
         return run
+
+    def _record(self, words: str, run: Run) -> None:
+        if self.recorder is not None:
+            self.recorder(f"{self.model.label}-{words}", run.evidence)
 
 
 def measured(runs: Iterable[Run]) -> str:

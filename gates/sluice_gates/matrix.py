@@ -10,11 +10,15 @@ from sluice.config import Config
 from sluice.errors import SluiceError
 from sluice.targets import Drafter, EngineTarget, Run
 from sluice_gates.bench import Bench, RunKey, Target
-from sluice_gates.faults import Fault, FaultyTarget, Probe, planted
+from sluice_gates.fault import Calls, Fault, FaultyTarget, Probe, planted
 from sluice_gates.gate import Gate, NotApplicable
 
 BenchOf = Callable[[Target], Bench]
 """A bench over a target, with an empty cache of runs."""
+
+
+SessionKey = tuple[tuple[RunKey, ...], ...]
+"""Generations of one session, or of several that are open at once."""
 
 
 @dataclass(slots=True)
@@ -22,6 +26,7 @@ class Healthy:
     """The engine without a fault; keeps every run, and the hooks that it came by."""
 
     runs: dict[RunKey, tuple[Run, set[str]]] = field(default_factory=dict)
+    sessions: dict[SessionKey, tuple[list[Run], set[str]]] = field(default_factory=dict)
 
     def run(
         self,
@@ -34,10 +39,22 @@ class Healthy:
         """As :meth:`EngineTarget.run`."""
         probe = Probe()
         run = EngineTarget(probe).run(config, prompt, drafter=drafter, overrides=overrides)
-        # Whatever looks at the graph's nodes sees those of every run.
-        seen = {"nodes", *probe.called}
-        self.runs[_key(config.replace(**(overrides or {})), prompt, drafter)] = run, seen
+        self.runs[_key(config.replace(**(overrides or {})), prompt, drafter)] = run, _seen(probe)
         return run
+
+    def run_all(self, config: Config, prompt: str | Sequence[int], calls: Calls) -> list[Run]:
+        """As :meth:`EngineTarget.run_all`."""
+        probe = Probe()
+        runs = EngineTarget(probe).run_all(config, prompt, calls)
+        self.sessions[_session([config], prompt, calls)] = runs, _seen(probe)
+        return runs
+
+    def run_together(self, configs: Sequence[Config], prompt: str | Sequence[int]) -> list[Run]:
+        """As :meth:`EngineTarget.run_together`."""
+        probe = Probe()
+        runs = EngineTarget(probe).run_together(configs, prompt)
+        self.sessions[_session(configs, prompt, [{}])] = runs, _seen(probe)
+        return runs
 
 
 @dataclass(slots=True)
@@ -60,10 +77,38 @@ class Sick:
     ) -> Run:
         """As :meth:`EngineTarget.run`."""
         wanted = config.replace(**(overrides or {}))
-        known = self.healthy.runs.get(_key(self.fault.config(wanted), prompt, drafter))
-        if known is not None and not known[1] & planted(self.fault):
+        given = self.fault.config(wanted)
+        known = self.healthy.runs.get(_key(given, prompt, drafter))
+        if known is not None and not self._bears_on([given], known[1]):
             return self.fault.finish(wanted, known[0])
         return FaultyTarget(self.fault).run(wanted, prompt, drafter=drafter)
+
+    def run_all(self, config: Config, prompt: str | Sequence[int], calls: Calls) -> list[Run]:
+        """As :meth:`EngineTarget.run_all`."""
+        merged = [config.replace(**overrides) for overrides in calls]
+        is_asked = all(self.fault.config(one) == one for one in (config, *merged))
+        known = self.healthy.sessions.get(_session([config], prompt, calls))
+        if (
+            known is not None
+            and is_asked
+            and self.fault.sessions(calls) == [calls]
+            and not self._bears_on([config, *merged], known[1])
+        ):
+            return [self.fault.finish(config, run) for run in known[0]]
+        return FaultyTarget(self.fault).run_all(config, prompt, calls)
+
+    def run_together(self, configs: Sequence[Config], prompt: str | Sequence[int]) -> list[Run]:
+        """As :meth:`EngineTarget.run_together`."""
+        is_asked = all(self.fault.config(one) == one for one in configs)
+        known = self.healthy.sessions.get(_session(configs, prompt, [{}]))
+        if known is not None and is_asked and not self._bears_on(configs, known[1]):
+            pairs = zip(configs, known[0], strict=True)
+            return [self.fault.finish(config, run) for config, run in pairs]
+        return FaultyTarget(self.fault).run_together(configs, prompt)
+
+    def _bears_on(self, configs: Sequence[Config], seen: set[str]) -> bool:
+        acts = any(self.fault.acts_in(config) for config in configs)
+        return acts and bool(seen & planted(self.fault))
 
 
 @dataclass(slots=True)
@@ -150,3 +195,15 @@ def _failure(gate: Gate, bench: Bench) -> str | None:
 
 def _key(config: Config, prompt: str | Sequence[int], drafter: Drafter | None) -> RunKey:
     return RunKey(config, prompt if isinstance(prompt, str) else tuple(prompt), drafter, ())
+
+
+def _session(configs: Sequence[Config], prompt: str | Sequence[int], calls: Calls) -> SessionKey:
+    return tuple(
+        tuple(_key(config.replace(**overrides), prompt, None) for overrides in calls)
+        for config in configs
+    )
+
+
+def _seen(probe: Probe) -> set[str]:
+    # Whatever looks at the graph's nodes sees those of every run.
+    return {"nodes", *probe.called}

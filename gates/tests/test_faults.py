@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from sluice.targets import Seams
-from sluice_gates.faults import FAULTS, Fault, Probe, hooks, planted
+from sluice_gates.fault import Fault, Probe, hooks, planted
+from sluice_gates.faults import FAULTS
 
 REQUIRED = {
     "slice-neighbour",

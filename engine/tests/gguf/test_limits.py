@@ -40,6 +40,91 @@ def test_a_sound_model_passes(header: Header) -> None:
     refuse_what_aborts(header)
 
 
+def of(header: Header, architecture: str, **keys: Any) -> Header:
+    """A header of ``architecture`` with heads of 64, and ``keys``."""
+    sound = {
+        "block_count": 4,
+        "embedding_length": 256,
+        "attention__head_count": 4,
+        "attention__head_count_kv": 2,
+        "attention__key_length": 64,
+        "attention__value_length": 64,
+        "expert_count": 8,
+        "expert_used_count": 2,
+    }
+    merged = {k: v for k, v in (sound | keys).items() if v is not None}
+    named = {f"{architecture}.{k.replace('__', '.')}": v for k, v in merged.items()}
+    metadata = {"general.architecture": architecture} | named
+    return dataclasses.replace(header, metadata=metadata, tensors={})
+
+
+LATENT = {
+    "attention__head_count_kv": 1,
+    "attention__kv_lora_rank": 64,
+    "attention__key_length": 96,
+    "attention__key_length_mla": 64,
+    "rope__dimension_count": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys"),
+    [
+        ("qwen3moe", {}),
+        ("qwen3moe", {"attention__head_count_kv": [2] * 4, "expert_used_count": [2] * 4}),
+        ("gpt-oss", {"attention__sliding_window_pattern": 2}),
+        ("glm4moe", {"rope__dimension_count": 32}),
+        ("gemma4", {"attention__sliding_window_pattern": [True, False, True, False]}),
+        ("deepseek2", LATENT),
+        ("deepseek2", {"rope__dimension_count": 32}),
+        ("nemotron_h_moe", {"expert_used_count": [2, 2, 4, 2]}),
+        ("lfm2moe", {"attention__head_count_kv": [0, 2, 0, 2], "expert_gating_func": 2}),
+        ("step35", {"rope__dimension_count": 64}),
+        ("gpt2", {"rope__dimension_count": 0, "expert_count": 0, "expert_used_count": 0}),
+    ],
+)  # fmt: skip
+def test_a_sound_header_of_another_architecture_passes(
+    header: Header, architecture: str, keys: dict[str, Any]
+) -> None:
+    refuse_what_aborts(of(header, architecture, **keys))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "named"),
+    [
+        ("qwen3moe", {"rope__dimension_count": 32}, "rope.dimension_count, 32"),
+        ("qwen3moe", {"rope__dimension_count": 0}, "key_length is 64, must be the rope"),
+        ("qwen3moe", {"attention__head_count_kv": [2, 2, 0, 2]}, "head_count_kv is [2, 2, 0, 2]"),
+        ("qwen3moe", {"expert_used_count": [2, 4, 2, 2]}, "[2, 4, 2, 2], must be one number"),
+        ("qwen3vlmoe", {"rope__dimension_sections": [0] * 4}, "must be together 1 to 64"),
+        ("gpt-oss", {"attention__key_length_swa": 32}, "key_length_swa is 32"),
+        ("gpt-oss", {"attention__sliding_window_pattern": 1}, "such that a layer has a window"),
+        ("maple", {"attention__sliding_window_pattern": [False] * 4}, "a layer has a window"),
+        ("glm4moe", {"rope__dimension_count": 0}, "must be even, 2 to 64"),
+        ("glm4moe", {"rope__dimension_count": 33}, "must be even, 2 to 64"),
+        ("glm4moe", {"rope__dimension_sections": [64] * 4}, "must be together 0 to 64"),
+        ("glm4moe", {"expert_gating_func": 5}, "expert_gating_func is 5, must be 0 to 4"),
+        ("lfm2moe", {"expert_gating_func": None}, "expert_gating_func is None, must be 1 to 4"),
+        ("lfm2moe", {"expert_gating_func": 2, "attention__head_count": 3}, "256 / key_length"),
+        ("gemma4", {"rope__dimension_count_swa": 65}, "rope.dimension_count_swa is 65"),
+        ("deepseek2", LATENT | {"attention__head_count_kv": 2}, "head_count_kv is 2, must be 1"),
+        ("deepseek2", LATENT | {"attention__key_length": 95}, "key_length is 95, must be 96"),
+        ("deepseek2", LATENT | {"rope__dimension_count": 64}, "must be even, 2 to 63"),
+        ("deepseek32", LATENT | {"expert_gating_func": 2}, "dimension_count is 32, must be at mo"),
+        ("qwen3next", {"full_attention_interval": 0}, "full_attention_interval is 0"),
+        ("ernie4_5-moe", {}, "interleave_moe_layer_step is None, must be 1 or more"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_other_architectures_assert_is_refused_in_words(
+    header: Header, architecture: str, keys: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ModelError) as refused:
+        refuse_what_aborts(of(header, architecture, **keys))
+    assert str(refused.value).startswith(f"{header.path}: malformed: {architecture}.")
+    assert named in str(refused.value)
+
+
 def test_a_sound_large_model_passes(header: Header) -> None:
     refuse_what_aborts(
         changed(header, block_count=512, expert_count=1024, expert_used_count=[4] * 512)

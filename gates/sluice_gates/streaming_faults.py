@@ -1,0 +1,210 @@
+"""Faults of the cache, of shards, of reads that run under compute, and of what is read ahead."""
+
+from __future__ import annotations
+
+import time
+
+from sluice.config import Config
+from sluice_gates.fault import Calls, Fault
+
+LATE_S = 0.003
+"""How late a read is that a fault holds up: longer than a layer takes, so that it shows."""
+
+
+class EvictedSlotRead(Fault):
+    """An expert whose pages were given back is still taken for resident."""
+
+    name = "evicted-slot-read"
+
+    def forgets(self, layer: int, expert: int) -> bool:
+        return False
+
+
+class SlotInFlightDropped(Fault):
+    """Eviction takes the pages of an expert that a lane is still writing into."""
+
+    name = "slot-in-flight-dropped"
+
+    def acts_in(self, config: Config) -> bool:
+        return _reads_ahead(config)
+
+    def lane_has_read(self, tensor: str, is_ahead: bool) -> None:
+        if is_ahead:
+            time.sleep(LATE_S)
+
+    def spares_in_flight(self) -> bool:
+        return False
+
+
+class ReadAheadReadyEarly(Fault):
+    """An expert that is read ahead is taken for resident before its read is done."""
+
+    name = "read-ahead-ready-early"
+
+    def acts_in(self, config: Config) -> bool:
+        return _reads_ahead(config)
+
+    def lane_reads(self, tensor: str, is_ahead: bool) -> None:
+        if is_ahead:
+            time.sleep(LATE_S)
+
+    def waits_for_ahead(self, layer: int, expert: int) -> bool:
+        return False
+
+
+class SecondShardOnFirst(Fault):
+    """Every slice is read from the first shard, at the place that it has in its own."""
+
+    name = "second-shard-on-first"
+
+    def slice_shard(self, shard: int, n_shards: int) -> int:
+        return 0
+
+
+class SharedPageDropped(Fault):
+    """Eviction gives back a page that a resident neighbour has a part of."""
+
+    name = "shared-page-dropped"
+
+    def spares_shared_page(self) -> bool:
+        return False
+
+
+class OverlapWaitForgotten(Fault):
+    """The down projection does not wait for its reads, which come late."""
+
+    name = "overlap-wait-forgotten"
+
+    def acts_in(self, config: Config) -> bool:
+        return config.overlap
+
+    def lane_reads(self, tensor: str, is_ahead: bool) -> None:
+        if "_down_" in tensor and not is_ahead:
+            time.sleep(LATE_S)
+
+    def waits(self, layer: int, part: str) -> bool:
+        return part != "down"
+
+
+class CacheIgnored(Fault):
+    """Nothing is cached, and so nothing read ahead."""
+
+    name = "cache-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(cache_mb=0, prefetch=0, predict_prefetch=False)
+
+
+class CacheUnbounded(Fault):
+    """The cache grows until it holds every expert."""
+
+    name = "cache-unbounded"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(cache_mb=1 << 20) if config.cache_mb else config
+
+
+class OverlapIgnored(Fault):
+    """``--overlap`` does nothing."""
+
+    name = "overlap-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(overlap=False)
+
+
+class PrefetchIgnored(Fault):
+    """``--prefetch`` does nothing."""
+
+    name = "prefetch-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(prefetch=0)
+
+
+class PredictPrefetchIgnored(Fault):
+    """``--predict-prefetch`` does nothing."""
+
+    name = "predict-prefetch-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(predict_prefetch=False)
+
+
+class PrefetchSyncIgnored(Fault):
+    """What is read ahead is not waited for, though the control asks for it, and comes late."""
+
+    name = "prefetch-sync-ignored"
+
+    def acts_in(self, config: Config) -> bool:
+        return _reads_ahead(config)
+
+    def config(self, config: Config) -> Config:
+        return config.replace(prefetch_sync=False)
+
+    def lane_reads(self, tensor: str, is_ahead: bool) -> None:
+        if is_ahead:
+            time.sleep(LATE_S)
+
+
+class PredictLogIgnored(Fault):
+    """``--predict-log`` counts nothing."""
+
+    name = "predict-log-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(predict_log=False)
+
+
+class DenseIgnored(Fault):
+    """``--dense-weights`` does nothing: they stay mapped."""
+
+    name = "dense-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(dense_weights="mmap")
+
+
+class DenseAlwaysOwned(Fault):
+    """``--dense-weights`` does nothing: they are read into our own memory."""
+
+    name = "dense-always-owned"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(dense_weights="anon")
+
+
+class NoOdirectIgnored(Fault):
+    """``--no-odirect`` does nothing."""
+
+    name = "no-odirect-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(odirect=True)
+
+
+class BudgetChangeIgnored(Fault):
+    """The cache keeps its first budget."""
+
+    name = "budget-change-ignored"
+
+    def sessions(self, calls: Calls) -> list[Calls]:
+        return [[{k: v for k, v in call.items() if k != "cache_mb"} for call in calls]]
+
+
+class SessionReopened(Fault):
+    """Every generation of a session begins with an empty cache."""
+
+    name = "session-reopened"
+
+    def sessions(self, calls: Calls) -> list[Calls]:
+        return [[call] for call in calls]
+
+
+def _reads_ahead(config: Config) -> bool:
+    return bool(config.prefetch) or config.predict_prefetch
+
+
+STREAMING_FAULTS: dict[str, type[Fault]] = {
+    fault.name: fault for fault in Fault.__subclasses__() if fault.__module__ == __name__
+}
