@@ -1,1 +1,5 @@
-"""The seam to llama.cpp: the only folder that imports ``llama_cpp`` or ``ctypes``."""
+"""The seam to llama.cpp: the only folder that imports llama_cpp or ctypes."""
+
+from sluice.llama import waiting
+
+waiting.sleep_where_cores_are_few()

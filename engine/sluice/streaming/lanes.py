@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 
+from sluice.errors import SystemFault
 from sluice.seams import Seams
 from sluice.streaming.reader import Channel, Read, SliceReader
 
@@ -64,7 +65,7 @@ class Lanes:
         seams: see :mod:`sluice.seams`.
 
     Raises:
-        SystemFault: a file cannot be opened.
+        SystemFault: a file cannot be opened, or a lane cannot be started.
     """
 
     def __init__(self, reader: SliceReader, n: int, *, helps: bool, seams: Seams) -> None:
@@ -80,8 +81,15 @@ class Lanes:
                 thread = threading.Thread(
                     target=self._run, args=(channel,), name=f"lane-{i}", daemon=True
                 )
+                try:
+                    thread.start()
+                except RuntimeError as err:  # Python's, for a system that refuses
+                    channel.close()
+                    raise SystemFault(
+                        f"lane {i + 1} of {n}: {err}; lower --io-threads, or allow more threads"
+                        " and memory (ulimit -u, ulimit -v)"
+                    ) from None
                 self._threads.append(thread)
-                thread.start()
         except BaseException:
             self.close()
             raise
@@ -138,8 +146,7 @@ class Lanes:
         for _ in self._threads:
             self._calls.put(False)
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
+            thread.join()
         self._threads.clear()
         if self._own is not None:
             self._own.close()

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from sluice.config import Config
-from sluice.errors import RequestError, SystemFault
+from sluice.errors import SystemFault
 from sluice.gguf.header import Header
 from sluice.llama import tensor as node
 from sluice.seams import Seams
 from sluice.streaming import memory
-from sluice.streaming.ahead import Predictor
 from sluice.streaming.arena import Arena
 from sluice.streaming.budget import cache_bytes
 from sluice.streaming.cache import ExpertCache, Slot
@@ -23,12 +21,11 @@ from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertLayout, ExpertTensor
 from sluice.streaming.pages import Pages
 from sluice.streaming.plan import streaming_plan
+from sluice.streaming.readahead import ReadAhead
 from sluice.streaming.reader import SliceReader
-from sluice.streaming.router import RouterCopy, Selection
 from sluice.telemetry.metrics import CacheReport, Metrics, ReadCounter
 
 JobsByPart = dict[str, list[Job]]
-F32 = npt.NDArray[np.float32]
 
 
 class Streamer:
@@ -77,14 +74,10 @@ class Streamer:
         self.lanes = Lanes(reader, config.io_threads, helps=not is_busy, seams=seams)
         self._stops: dict[str, tuple[int, str]] = {}
         self._later: dict[int, frozenset[str]] = {}
-        self._predictor: Predictor | None = None
-        self._keeps_input: frozenset[str] = frozenset()
-        self._router_input = 0
-        self._kept_input: F32 | None = None
+        self._ahead: ReadAhead | None = None
         self._number = 0  # of the pass through a layer
         self._pending: JobsByPart = {}  # of this layer, to be waited for at its stops
         self._watching: list[tuple[ExpertTensor, int]] = []
-        self._unused: dict[int, list[Slot]] = {}  # read ahead, by layer
 
     def hook(self, is_head: bool, address: int, ask: bool) -> bool:
         """The eval hook of every context: captures or streams, whichever pass this is."""
@@ -153,7 +146,15 @@ class Streamer:
             for layer, part in self._stops.values():
                 self._later[layer] = self._later.get(layer, frozenset()) | {part}
         if config.prefetch or config.predict_prefetch or config.predict_log:
-            self._predictor = self._make_predictor()
+            self._ahead = ReadAhead(
+                config,
+                self._header,
+                self.layout,
+                self._capture,
+                self.cache,
+                self.lanes,
+                self.reader,
+            )
 
     def resize(self, config: Config) -> None:
         """Another ``cache_mb`` from now on.
@@ -177,10 +178,8 @@ class Streamer:
     def begin(self, metrics: Metrics) -> None:
         """A new sequence begins, to be charged to ``metrics``."""
         self.target_counter = self.head_counter = metrics.prefill
-        if self._predictor is not None:
-            self._predictor.forget()
-            if self.config.predict_log:
-                self._predictor.counts = metrics.predictions
+        if self._ahead is not None:
+            self._ahead.begin(metrics)
         if self.cache is not None:
             self.cache.report = metrics.cache = CacheReport(self.cache.budget_bytes)
 
@@ -204,21 +203,19 @@ class Streamer:
     def _asks(self, address: int) -> bool:
         if node.name_starts_with(address, ROUTING):
             return True
-        if self._predictor is not None and node.name_starts_with(address, ROUTER):
-            self._router_input = node.sources(address)[1]
-            return node.name(address) in self._keeps_input
+        if self._ahead is not None and node.name_starts_with(address, ROUTER):
+            return self._ahead.asks(address)
         return bool(self._stops) and node.name(address) in self._stops
 
     def _computed(self, address: int, counter: ReadCounter) -> None:
         if node.name_starts_with(address, ROUTING):
             self._stream(address, counter)
             return
-        name = node.name(address)
-        stop = self._stops.get(name)
+        stop = self._stops.get(node.name(address))
         if stop is not None:
             self._wait_for(stop[0], [stop[1]], counter)
-        elif name in self._keeps_input:
-            self._kept_input = self._inputs().copy()
+        elif self._ahead is not None:
+            self._ahead.keep_input()
 
     def _stream(self, address: int, counter: ReadCounter) -> None:
         layer = int(node.name(address).rpartition("-")[2])
@@ -245,8 +242,8 @@ class Streamer:
             counter.overlapped_bytes += sum(
                 job.read.needed_bytes for job in pending if not job.is_done
             )
-        if self._predictor is not None:
-            self._look_ahead(self._predictor, layer, selected, counter)
+        if self._ahead is not None:
+            self._ahead.look(layer, selected, self._number, counter)
 
     def _load_all_anew(
         self, tensors: Sequence[ExpertTensor], experts: list[int], counter: ReadCounter
@@ -285,8 +282,8 @@ class Streamer:
                 slot.is_ahead = False
                 counter.n_ahead_used += 1
                 counter.n_ahead_awaited += bool(slot.jobs)
-        for slot in self._unused.pop(layer, ()):  # not asked for: now as old as it is
-            slot.is_ahead = False
+        if self._ahead is not None:
+            self._ahead.passed(layer)
         counter.n_misses += len(missing)
         evicted = cache.n_evicted
         loaded = cache.load(layer, missing, self._number) if missing else []
@@ -333,49 +330,6 @@ class Streamer:
                         view = self.arena.slice_view(tensor, expert)
                         self._seams.slice_read(layer, part, expert, view)
 
-    def _look_ahead(
-        self,
-        predictor: Predictor,
-        layer: int,
-        selected: npt.NDArray[np.int32],
-        counter: ReadCounter,
-    ) -> None:
-        inputs = None
-        if self._routers_run:
-            inputs, self._kept_input = self._kept_input, None
-            inputs = self._inputs() if inputs is None else inputs
-        predictor.saw(layer, selected, inputs)
-        if self.cache is None:
-            return
-        if self.config.predict_prefetch:
-            named = predictor.by_early_router(layer + 1, selected.shape[1])
-            self._read_ahead(layer + 1, named, self.config.predict_spec_max, counter)
-        for ahead in range(1, self.config.prefetch + 1):
-            named = predictor.by_previous_token(layer + ahead)
-            self._read_ahead(layer + ahead, named, len(named), counter)
-
-    def _read_ahead(self, layer: int, named: list[int], most: int, counter: ReadCounter) -> None:
-        assert self.cache is not None
-        cache, jobs, n_evicted = self.cache, [], self.cache.n_evicted
-        if layer not in self.layout.layers:
-            return
-        for expert in [e for e in named if (layer, e) not in cache][:most]:
-            slot = cache.load_ahead(layer, expert, self._number)
-            if slot is None:
-                break
-            self._unused.setdefault(layer, []).append(slot)
-            jobs += [job for part in slot.jobs.values() for job in part]
-            counter.n_ahead += 1
-        counter.n_evicted += cache.n_evicted - n_evicted
-        if jobs:
-            self.reader.check_unchanged()
-            self.lanes.submit(jobs)
-            n_bytes = sum(job.read.needed_bytes for job in jobs)
-            counter.ahead_bytes += n_bytes
-            counter.read_bytes += n_bytes
-            if self.config.prefetch_sync:
-                counter.stall_s += self.lanes.wait(jobs)
-
     def _plan_jobs(self, layer: int, expert: int, is_ahead: bool) -> JobsByPart:
         return {
             tensor.part: self._slice_jobs(tensor, expert, is_ahead=is_ahead)
@@ -395,52 +349,7 @@ class Streamer:
         """After an error: no lane may still write into what the next pass uses."""
         self.lanes.cancel(job for jobs in self._pending.values() for job in jobs)
         self._pending = {}
-        self._unused = {}
+        if self._ahead is not None:
+            self._ahead.forget()
         if self.cache is not None:
             self.cache.drain()
-
-    @property
-    def _routers_run(self) -> bool:
-        return self.config.predict_prefetch or self.config.predict_log
-
-    def _inputs(self) -> F32:
-        values = node.values(self._router_input)
-        if values is None or values.dtype != np.float32:
-            raise SystemFault(f"{self._path}: the router's input is not float32")
-        return np.asarray(values, np.float32).reshape(-1, values.shape[-1])
-
-    def _make_predictor(self) -> Predictor:
-        routers: dict[int, RouterCopy] = {}
-        if self._routers_run:
-            selection = Selection.of(self._header)
-            found = self._capture.routers
-            routers = {n: self._router(n, selection) for n in found if n in self.layout.layers}
-            if not routers:
-                raise RequestError(
-                    f"--predict-prefetch, --predict-log: {self._path} has no router of the usual"
-                    " kind (ffn_moe_logits); drop the flag, or use --prefetch"
-                )
-            self._keeps_input = frozenset(
-                f"{ROUTER.decode()}{n}" for n, router in found.items() if not router.lives
-            )
-        return Predictor(routers)
-
-    def _router(self, layer: int, selection: Selection) -> RouterCopy:
-        weight = node.values(self._capture.routers[layer].weight)
-        if weight is None or weight.dtype != np.float32:
-            raise RequestError(
-                f"--predict-prefetch, --predict-log: {self._path}: the router of layer {layer} is"
-                f" of type {node.type_name(self._capture.routers[layer].weight)}, and only an F32"
-                " one can be run early; drop the flag, or use --prefetch"
-            )
-        return RouterCopy(
-            np.asarray(weight, np.float32).reshape(weight.shape[-2:]),
-            self._vector(f"blk.{layer}.ffn_gate_inp.bias"),
-            self._vector(f"blk.{layer}.exp_probs_b.bias"),
-            selection,
-        )
-
-    def _vector(self, name: str) -> F32 | None:
-        addresses = self._capture.found.get(name)
-        values = node.values(next(iter(addresses))) if addresses else None
-        return None if values is None else np.asarray(values, np.float32).ravel()

@@ -1,0 +1,171 @@
+"""Read-ahead: experts of layers to come, on lanes that nobody waits for."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.config import Config
+from sluice.errors import RequestError, SystemFault
+from sluice.gguf.header import Header
+from sluice.llama import tensor as node
+from sluice.streaming.ahead import Predictor
+from sluice.streaming.cache import ExpertCache, Slot
+from sluice.streaming.capture import ROUTER, Capture
+from sluice.streaming.lanes import Job, Lanes
+from sluice.streaming.layout import ExpertLayout
+from sluice.streaming.reader import SliceReader
+from sluice.streaming.router import RouterCopy, Selection
+from sluice.telemetry.metrics import Metrics, ReadCounter
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+
+class ReadAhead:
+    """Predicts, reads into the cache, and counts how often the predictions are right.
+
+    Args:
+        config: of the session; ``prefetch``, ``predict_prefetch`` and ``predict_log`` say what.
+        header, layout, capture: of the model, after every capture.
+        cache: where it reads to; without one predictions are only counted.
+        lanes, reader: what reads.
+
+    Raises:
+        RequestError: a router that cannot be run early.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        header: Header,
+        layout: ExpertLayout,
+        capture: Capture,
+        cache: ExpertCache | None,
+        lanes: Lanes,
+        reader: SliceReader,
+    ) -> None:
+        self._config = config
+        self._path = header.path
+        self._layout = layout
+        self._capture = capture
+        self._cache = cache
+        self._lanes = lanes
+        self._reader = reader
+        self._runs_routers = config.predict_prefetch or config.predict_log
+        self._predictor = Predictor(self._routers(header) if self._runs_routers else {})
+        self._router_input = 0  # address of the node that the router about to run takes
+        self._kept_input: F32 | None = None
+        self._unused: dict[int, list[Slot]] = {}  # by layer
+
+    def begin(self, metrics: Metrics) -> None:
+        """A new sequence begins; predictions are counted in its ``metrics``."""
+        self._predictor.forget()
+        if self._config.predict_log:
+            self._predictor.counts = metrics.predictions
+
+    def asks(self, address: int) -> bool:
+        """A router's node is announced; whether to stop after it, for its input will not last."""
+        if not self._runs_routers:
+            return False
+        self._router_input = node.sources(address)[1]
+        router = self._capture.routers.get(int(node.name(address).rpartition("-")[2]))
+        return router is not None and not router.lives
+
+    def keep_input(self) -> None:
+        """The router's node is computed: copy its input."""
+        self._kept_input = self._inputs().copy()
+
+    def passed(self, layer: int) -> None:
+        """``layer`` has what it needs: whatever was read ahead for it is like any other now."""
+        for slot in self._unused.pop(layer, ()):
+            slot.is_ahead = False
+
+    def look(self, layer: int, selected: I32, number: int, counter: ReadCounter) -> None:
+        """``layer`` has routed: predict, and read ahead.
+
+        Args:
+            layer: the layer.
+            selected: int32[rows, top_k].
+            number: of this pass; what it needs is not evicted.
+            counter: charged.
+        """
+        inputs = None
+        if self._runs_routers:
+            inputs, self._kept_input = self._kept_input, None
+            inputs = self._inputs() if inputs is None else inputs
+        self._predictor.saw(layer, selected, inputs)
+        config = self._config
+        if config.predict_prefetch:
+            named = self._predictor.by_early_router(layer + 1, selected.shape[1])
+            self._read(layer + 1, named, config.predict_spec_max, number, counter)
+        for following in range(layer + 1, layer + 1 + config.prefetch):
+            named = self._predictor.by_previous_token(following)
+            self._read(following, named, len(named), number, counter)
+
+    def forget(self) -> None:
+        """After an error: nothing is on its way any more."""
+        self._unused.clear()
+        self._kept_input = None
+
+    def _read(
+        self, layer: int, named: list[int], most: int, number: int, counter: ReadCounter
+    ) -> None:
+        cache = self._cache
+        if cache is None or layer not in self._layout.layers:
+            return
+        jobs: list[Job] = []
+        n_evicted = cache.n_evicted
+        for expert in [e for e in named if (layer, e) not in cache][:most]:
+            slot = cache.load_ahead(layer, expert, number)
+            if slot is None:
+                break
+            self._unused.setdefault(layer, []).append(slot)
+            jobs += [job for part in slot.jobs.values() for job in part]
+            counter.n_ahead += 1
+        counter.n_evicted += cache.n_evicted - n_evicted
+        if not jobs:
+            return
+        self._reader.check_unchanged()
+        self._lanes.submit(jobs)
+        n_bytes = sum(job.read.needed_bytes for job in jobs)
+        counter.ahead_bytes += n_bytes
+        counter.read_bytes += n_bytes
+        if self._config.prefetch_sync:
+            counter.stall_s += self._lanes.wait(jobs)
+
+    def _inputs(self) -> F32:
+        values = node.values(self._router_input)
+        if values is None or values.dtype != np.float32:
+            raise SystemFault(f"{self._path}: the router's input is not float32")
+        return np.asarray(values, np.float32).reshape(-1, values.shape[-1])
+
+    def _routers(self, header: Header) -> dict[int, RouterCopy]:
+        selection = Selection.of(header)
+        found = [layer for layer in self._capture.routers if layer in self._layout.layers]
+        if not found:
+            raise RequestError(
+                f"--predict-prefetch, --predict-log: {self._path} has no router of the usual kind"
+                f" ({ROUTER.decode()}N); drop the flag, or use --prefetch"
+            )
+        return {layer: self._router(layer, selection) for layer in found}
+
+    def _router(self, layer: int, selection: Selection) -> RouterCopy:
+        weight = node.values(self._capture.routers[layer].weight)
+        if weight is None or weight.dtype != np.float32:
+            raise RequestError(
+                f"--predict-prefetch, --predict-log: {self._path}: the router of layer {layer} is"
+                f" of type {node.type_name(self._capture.routers[layer].weight)}, and only an F32"
+                " one can be run early; drop the flag, or use --prefetch"
+            )
+        return RouterCopy(
+            np.asarray(weight, np.float32).reshape(weight.shape[-2:]),
+            self._vector(f"blk.{layer}.ffn_gate_inp.bias"),
+            self._vector(f"blk.{layer}.exp_probs_b.bias"),
+            selection,
+        )
+
+    def _vector(self, name: str) -> F32 | None:
+        addresses = self._capture.found.get(name)
+        values = node.values(next(iter(addresses))) if addresses else None
+        return None if values is None else np.asarray(values, np.float32).ravel()
