@@ -71,6 +71,11 @@ def refuse_what_aborts(header: Header) -> None:
         _check_latent(header)
     if header.architecture in _DELTA_NETS:
         _check_delta_net(header)
+    if header.architecture == "bailingmoe3":
+        bound = _value(header, "kda.gate_lower_bound")
+        fits = not isinstance(bound, float) or bound < 0  # llama.cpp names a key that is missing
+        _hold(header, "kda.gate_lower_bound", fits, "below 0")
+        _hold(header, "kda.safe_gate", _value(header, "kda.safe_gate") is not False, "true")
 
 
 def _check_counts(header: Header) -> None:
@@ -132,7 +137,9 @@ def _check_heads(header: Header) -> None:
             _hold(header, key, _is_one(header, key), "one number")
     if header.architecture in _HEADS_AS_WIDE_AS_THE_EMBEDDING:
         heads, wide = _largest(header, "attention.head_count"), header.number("embedding_length")
-        fits = heads * _head_width(header, "key") == wide
+        fits = heads * _head_width(header, "key") == wide and _is_one(
+            header, "attention.head_count"
+        )
         _hold(header, "attention.head_count", fits, f"embedding_length {wide} / key_length")
 
 

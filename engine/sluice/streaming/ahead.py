@@ -7,7 +7,7 @@ must be right every time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +29,15 @@ class Predictor:
 
     Args:
         routers: by layer, where the early router is asked for.
+        following: the next layer that routes, by layer; the last one has none.
 
     :attr:`counts` is filled by predictor's name, where predictions are to be counted.
     """
 
-    def __init__(self, routers: dict[int, RouterCopy]) -> None:
+    def __init__(self, routers: Mapping[int, RouterCopy], following: Mapping[int, int]) -> None:
         self.counts: dict[str, Predictions] | None = None
         self._routers = routers
+        self._following = following
         self._previous: dict[int, Rows] = {}
         self._early: dict[int, F32] = {}
 
@@ -49,10 +51,10 @@ class Predictor:
         """
         if len(selected) <= ROWS_MAX:
             self._count(layer, selected, inputs)
-            following = self._routers.get(layer + 1)
             self._early.pop(layer, None)
-            if following is not None and inputs is not None:
-                self._early[layer + 1] = following.scores(inputs)
+            following = self._following.get(layer)
+            if following is not None and following in self._routers and inputs is not None:
+                self._early[following] = self._routers[following].scores(inputs)
         self._previous[layer] = np.array(selected[-1])
 
     def forget(self) -> None:

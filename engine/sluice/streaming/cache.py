@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sluice.seams import Seams
 from sluice.streaming.lanes import Job, Lanes
@@ -117,12 +117,12 @@ class ExpertCache:
     def load(self, layer: int, experts: Iterable[int], number: int) -> list[Slot]:
         """Make room for ``experts`` and begin to read them; pass ``number`` needs them."""
         experts = list(experts)
-        self._make_room(sum(self._cost_bytes(layer, e) for e in experts), number)
+        self._make_room(layer, experts, number)
         return [self._insert(layer, expert, number) for expert in experts]
 
     def load_ahead(self, layer: int, expert: int, number: int) -> Slot | None:
         """Begin to read ahead, where that evicts nothing that pass ``number`` needs."""
-        if not self._make_room(self._cost_bytes(layer, expert), number, is_ahead=True):
+        if not self._make_room(layer, [expert], number, is_ahead=True):
             return None
         slot = self._insert(layer, expert, -1, is_ahead=True)
         slot.is_ahead = True
@@ -136,7 +136,7 @@ class ExpertCache:
                 self._lanes.cancel(job for part in slot.jobs.values() for job in part)
             if slot.has_failed():
                 self.drop(slot)
-        self._make_room(0, -1)
+        self._make_room(-1, [], -1)
 
     def drop(self, slot: Slot) -> None:
         """Give its pages back; nothing may be writing into them."""
@@ -164,11 +164,16 @@ class ExpertCache:
         self.report.peak_bytes = max(self.report.peak_bytes, self.resident_bytes)
         return slot
 
-    def _cost_bytes(self, layer: int, expert: int) -> int:
-        return sum(self._pages.cost_bytes(t, expert) for t in self._layout.layers[layer])
+    def _cost_bytes(self, layer: int, experts: Iterable[int]) -> int:
+        return sum(
+            self._pages.cost_bytes(t, e) for e in experts for t in self._layout.layers[layer]
+        )
 
-    def _make_room(self, needed_bytes: int, number: int, *, is_ahead: bool = False) -> bool:
-        """Evict until ``needed_bytes`` fit; False where what may go is not enough."""
+    def _make_room(
+        self, layer: int, experts: Sequence[int], number: int, *, is_ahead: bool = False
+    ) -> bool:
+        """Evict until ``experts`` fit; False where what may go is not enough."""
+        needed_bytes = self._cost_bytes(layer, experts)
         if self.resident_bytes + needed_bytes <= self.budget_bytes:
             return True
         for slot in self._victims(number, is_ahead):
@@ -176,6 +181,8 @@ class ExpertCache:
             self.n_evicted += 1
             counts = self.report.evicted_by_layer
             counts[slot.layer] = counts.get(slot.layer, 0) + 1
+            if slot.layer == layer:  # a page that one of these had in common with it has gone
+                needed_bytes = self._cost_bytes(layer, experts)
             if self.resident_bytes + needed_bytes <= self.budget_bytes:
                 return True
         return False
@@ -190,11 +197,7 @@ class ExpertCache:
         for slot in list(self._slots.values()):
             if slot.needed_in == number and number >= 0:
                 continue
-            if slot.is_in_flight() and self._seams.spares_in_flight():
-                if slot.is_ahead:
-                    ahead.append(slot)
-                continue
-            if slot.is_ahead:
+            if slot.is_ahead or (slot.is_in_flight() and self._seams.spares_in_flight()):
                 ahead.append(slot)
             else:
                 yield slot

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -47,13 +49,15 @@ class ReadAhead:
     ) -> None:
         self._config = config
         self._path = header.path
-        self._layout = layout
         self._capture = capture
         self._cache = cache
         self._lanes = lanes
         self._reader = reader
         self._runs_routers = config.predict_prefetch or config.predict_log
-        self._predictor = Predictor(self._routers(header) if self._runs_routers else {})
+        trunk = [layer for layer in layout.layers if layer < layout.n_trunk]
+        self._following = dict(itertools.pairwise(trunk))
+        routers = self._routers(header, layout) if self._runs_routers else {}
+        self._predictor = Predictor(routers, self._following)
         self._router_input = 0  # address of the node that the router about to run takes
         self._kept_input: F32 | None = None
         self._unused: dict[int, list[Slot]] = {}  # by layer
@@ -96,12 +100,16 @@ class ReadAhead:
             inputs = self._inputs() if inputs is None else inputs
         self._predictor.saw(layer, selected, inputs)
         config = self._config
-        if config.predict_prefetch:
-            named = self._predictor.by_early_router(layer + 1, selected.shape[1])
-            self._read(layer + 1, named, config.predict_spec_max, number, counter)
-        for following in range(layer + 1, layer + 1 + config.prefetch):
+        following = self._following.get(layer)
+        if config.predict_prefetch and following is not None:
+            named = self._predictor.by_early_router(following, selected.shape[1])
+            self._read(following, named, config.predict_spec_max, number, counter)
+        for _ in range(config.prefetch):
+            if following is None:
+                break
             named = self._predictor.by_previous_token(following)
             self._read(following, named, len(named), number, counter)
+            following = self._following.get(following)
 
     def forget(self) -> None:
         """After an error: nothing is on its way any more."""
@@ -112,7 +120,7 @@ class ReadAhead:
         self, layer: int, named: list[int], most: int, number: int, counter: ReadCounter
     ) -> None:
         cache = self._cache
-        if cache is None or layer not in self._layout.layers:
+        if cache is None:
             return
         jobs: list[Job] = []
         n_evicted = cache.n_evicted
@@ -140,9 +148,9 @@ class ReadAhead:
             raise SystemFault(f"{self._path}: the router's input is not float32")
         return np.asarray(values, np.float32).reshape(-1, values.shape[-1])
 
-    def _routers(self, header: Header) -> dict[int, RouterCopy]:
+    def _routers(self, header: Header, layout: ExpertLayout) -> dict[int, RouterCopy]:
         selection = Selection.of(header)
-        found = [layer for layer in self._capture.routers if layer in self._layout.layers]
+        found = [layer for layer in self._capture.routers if layer in layout.layers]
         if not found:
             raise RequestError(
                 f"--predict-prefetch, --predict-log: {self._path} has no router of the usual kind"

@@ -53,7 +53,8 @@ class RouterCopy:
 
     def scores(self, rows: F32) -> F32:
         """float32[n, n_expert] to choose by, of inputs float32[n, n_embd]."""
-        logits = rows @ self.weight.T
+        # A BLAS would wake threads of its own for so little, beside llama.cpp's and the lanes.
+        logits = np.einsum("ij,kj->ik", rows, self.weight)
         if self.bias is not None:
             logits = logits + self.bias
         n_groups = self.selection.n_groups
