@@ -163,11 +163,12 @@ def _check_rotation(header: Header) -> None:
             _hold(header, f"rope.dimension_count{suffix}", fits, f"even, 2 to {width}")
     sections = _value(header, "rope.dimension_sections")
     if (
-        header.architecture in _ROTATES_THE_WHOLE_HEAD | _ROTATES_A_PART
+        header.architecture in _ROTATES_THE_WHOLE_HEAD | _ROTATES_A_PART | _LATENT
         and isinstance(sections, list)
         and all(isinstance(n, int) for n in sections)
     ):
-        width = _head_width(header, "key")
+        # Latent attention rotates a piece of the key by itself.
+        width = rotated if header.architecture in _LATENT else _head_width(header, "key")
         least = 1 if header.architecture in _SECTIONED else 0
         fits = all(n >= 0 for n in sections) and least <= sum(sections[:3]) <= sum(sections)
         fits = fits and sum(sections) <= width

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from sluice.errors import SystemFault
 from sluice.gguf.header import Header, TensorInfo
 from sluice.llama import tensor as node
 from sluice.streaming.arena import Buffer
@@ -140,12 +141,18 @@ class DenseWeights:
         total, done = sum(e.size_bytes for e in wanted), 0
         scratch = memoryview(mmap.mmap(-1, CHUNK_BYTES))
         for extent in wanted:
-            with self._header.paths[extent.shard].open("rb", buffering=0) as file:
-                for offset in range(extent.begin, extent.end, CHUNK_BYTES):
-                    length = min(CHUNK_BYTES, extent.end - offset)
-                    os.preadv(file.fileno(), [scratch[:length]], offset)
-                    done += length
-                    progress("dense", done >> 20, total >> 20)
+            path = self._header.paths[extent.shard]
+            try:
+                with path.open("rb", buffering=0) as file:
+                    for offset in range(extent.begin, extent.end, CHUNK_BYTES):
+                        length = min(CHUNK_BYTES, extent.end - offset)
+                        os.preadv(file.fileno(), [scratch[:length]], offset)
+                        done += length
+                        progress("dense", done >> 20, total >> 20)
+            except OSError as err:
+                raise SystemFault(
+                    f"{path}: reading the dense weights stopped: {err.strerror}"
+                ) from None
         self.resident_bytes = total
 
     def mapped_bytes(self, found: Mapping[str, object]) -> int:

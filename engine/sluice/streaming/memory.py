@@ -65,12 +65,13 @@ def _branch_bytes(root: Path, path: str, names: tuple[str, str, str]) -> Iterato
 
 def _left_bytes(folder: Path, limit_name: str, use_name: str, cache_name: str) -> int | None:
     try:
-        limit = (folder / limit_name).read_text(encoding="ascii").strip()
+        text = (folder / limit_name).read_text(encoding="ascii").strip()
+        if text == "max":
+            return None
+        limit = int(text)
         used = int((folder / use_name).read_text(encoding="ascii"))
         stat = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
         return None
-    if limit == "max":
-        return None
     cache = sum(int(line.split()[1]) for line in stat if line.split()[0] == cache_name)
-    return max(int(limit) - max(used - cache, 0), 0)
+    return max(limit - max(used - cache, 0), 0)

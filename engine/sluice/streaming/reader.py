@@ -194,7 +194,10 @@ def _open(path: Path, flags: int) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     except OSError as err:
-        raise SystemFault(f"{path}: cannot be opened: {err.strerror}") from None
+        remedy = ""
+        if err.errno in (errno.EMFILE, errno.ENFILE):
+            remedy = "; lower --io-threads, or allow more open files (ulimit -n)"
+        raise SystemFault(f"{path}: cannot be opened: {err.strerror}{remedy}") from None
 
 
 def _takes_direct(path: Path, alignment: int) -> bool:

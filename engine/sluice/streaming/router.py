@@ -54,9 +54,9 @@ class RouterCopy:
     def scores(self, rows: F32) -> F32:
         """float32[n, n_expert] to choose by, of inputs float32[n, n_embd]."""
         # A BLAS would wake threads of its own for so little, beside llama.cpp's and the lanes.
-        logits = np.einsum("ij,kj->ik", rows, self.weight)
+        logits: F32 = np.einsum("ij,kj->ik", rows, self.weight)
         if self.bias is not None:
-            logits = logits + self.bias
+            logits += self.bias
         n_groups = self.selection.n_groups
         if self.correction is None and n_groups <= 1:
             return logits  # every gating function keeps the order

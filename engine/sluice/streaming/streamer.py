@@ -12,6 +12,7 @@ from sluice.gguf.header import Header
 from sluice.llama import tensor as node
 from sluice.seams import Seams
 from sluice.streaming import memory
+from sluice.streaming.architectures import router_layer
 from sluice.streaming.arena import Arena
 from sluice.streaming.budget import cache_bytes
 from sluice.streaming.cache import ExpertCache, Slot
@@ -202,7 +203,7 @@ class Streamer:
 
     def _asks(self, address: int) -> bool:
         if node.name_starts_with(address, ROUTING):
-            return True
+            return router_layer(node.name(address)) is not None
         if self._ahead is not None and node.name_starts_with(address, ROUTER):
             return self._ahead.asks(address)
         return bool(self._stops) and node.name(address) in self._stops
@@ -218,18 +219,19 @@ class Streamer:
             self._ahead.keep_input()
 
     def _stream(self, address: int, counter: ReadCounter) -> None:
-        layer = int(node.name(address).rpartition("-")[2])
-        tensors = self.layout.layers.get(layer)
-        if tensors is None:
-            raise SystemFault(f"{self._path}: layer {layer} routes, but has no experts")
+        layer = router_layer(node.name(address))
+        tensors = self.layout.layers.get(-1 if layer is None else layer)
+        if layer is None or tensors is None:
+            raise SystemFault(f"{self._path}: {node.name(address)} routes, but has no experts")
         view, flat = node.routing(address)
+        self._pending, self._watching = {}, []
+        if not len(view):
+            return
         selected = np.asarray(self._seams.routing(view, flat))
         experts = sorted(set(selected.ravel().tolist()))
         if experts[0] < 0 or experts[-1] >= tensors[0].n_expert:
             raise SystemFault(f"layer {layer} routed to expert {experts[-1]} (or {experts[0]})")
         self._number += 1
-        self._pending = {}
-        self._watching = []
         if self.cache is not None:
             self._load_cached(self.cache, layer, experts, counter)
         else:

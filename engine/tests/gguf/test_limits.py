@@ -66,6 +66,13 @@ LATENT = {
     "rope__dimension_count": 32,
 }
 
+KDA = LATENT | {
+    "attention__head_count_kv": [0, 0, 0, 1],
+    "attention__value_length": 64,
+    "expert_gating_func": 2,
+    "kda__gate_lower_bound": -5.0,
+}
+
 
 @pytest.mark.parametrize(
     ("architecture", "keys"),
@@ -76,6 +83,7 @@ LATENT = {
         ("glm4moe", {"rope__dimension_count": 32}),
         ("gemma4", {"attention__sliding_window_pattern": [True, False, True, False]}),
         ("deepseek2", LATENT),
+        ("bailingmoe3", KDA),
         ("deepseek2", {"rope__dimension_count": 32}),
         ("nemotron_h_moe", {"expert_used_count": [2, 2, 4, 2]}),
         ("lfm2moe", {"attention__head_count_kv": [0, 2, 0, 2], "expert_gating_func": 2}),
@@ -106,12 +114,18 @@ def test_a_sound_header_of_another_architecture_passes(
         ("glm4moe", {"expert_gating_func": 5}, "expert_gating_func is 5, must be 0 to 4"),
         ("lfm2moe", {"expert_gating_func": None}, "expert_gating_func is None, must be 1 to 4"),
         ("lfm2moe", {"expert_gating_func": 2, "attention__head_count": 3}, "256 / key_length"),
+        ("qwen2moe", {"attention__head_count": [3, 4, 4, 4]}, "head_count is [3, 4, 4, 4]"),
+        ("jamba", {"attention__head_count": [3, 4, 4, 4]}, "256 / key_length"),
         ("gemma4", {"rope__dimension_count_swa": 65}, "rope.dimension_count_swa is 65"),
         ("deepseek2", LATENT | {"attention__head_count_kv": 2}, "head_count_kv is 2, must be 1"),
         ("deepseek2", LATENT | {"attention__key_length": 95}, "key_length is 95, must be 96"),
         ("deepseek2", LATENT | {"rope__dimension_count": 64}, "must be even, 2 to 63"),
         ("deepseek32", LATENT | {"expert_gating_func": 2}, "dimension_count is 32, must be at mo"),
         ("qwen3next", {"full_attention_interval": 0}, "full_attention_interval is 0"),
+        ("bailingmoe3", KDA | {"kda__gate_lower_bound": 0.0}, "gate_lower_bound is 0.0, must be"),
+        ("bailingmoe3", KDA | {"kda__gate_lower_bound": math.nan}, "gate_lower_bound is nan"),
+        ("bailingmoe3", KDA | {"kda__safe_gate": False}, "safe_gate is False, must be true"),
+        ("bailingmoe3", KDA | {"rope__dimension_sections": [64] * 4}, "together 0 to 32"),
         ("ernie4_5-moe", {}, "interleave_moe_layer_step is None, must be 1 or more"),
     ],
     ids=str,
