@@ -25,7 +25,7 @@ BROKEN := $(shell test -x $(RUN) || echo .broken)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: gate test bench lint format clean help .broken
+.PHONY: gate test bench bench-numerics llama-server lint format clean help .bench .broken
 
 gate: $(STAMP)  ## run every gate on the bundled model and print the verdict table
 	@$(VENV)/bin/sluice gate bundled
@@ -33,8 +33,18 @@ gate: $(STAMP)  ## run every gate on the bundled model and print the verdict tab
 test: lint  ## lint, then the whole suite: unit tests and gates
 	@$(RUN) -m pytest -n $(WORKERS) --dist $(DIST) $(PYTEST_ARGS)
 
-bench: $(STAMP)  ## what the numerics profiles cost, on a machine that does nothing else
+bench:  ## how fast experts stream, against resident, raw disk and mmap; on an idle machine
+	@$(MAKE) --no-print-directory NATIVE=1 .bench
+
+# In the environment of a build for this processor, whatever NATIVE is.
+.bench: $(VENV)/.plots
+	@$(RUN) bench/streaming.py $(BENCH_ARGS)
+
+bench-numerics: $(STAMP)  ## what the numerics profiles cost, on an idle machine
 	@$(RUN) bench/numerics.py $(BENCH_ARGS)
+
+llama-server: $(STAMP)  ## build a llama-server of the same llama.cpp to sweep, and print its path
+	@$(RUN) ci/llama_server $(VARIANT)
 
 lint: $(STAMP)  ## ruff (rules and format) and mypy --strict
 	@$(RUN) -m ruff check .
@@ -51,7 +61,7 @@ clean:  ## remove the virtual environments and every cache in this folder
 	  -exec rm -rf {} +
 
 help:  ## this text
-	@sed -n 's/^\([a-z]*\):.*  ## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' Makefile | expand -t 24
 	@echo
 	@echo "Options, as in 'make test NATIVE=1':"
 	@echo "  NATIVE=1          build llama.cpp for this processor, in an environment of its own"
@@ -59,10 +69,12 @@ help:  ## this text
 	@echo "  WORKERS=N         test processes (auto: one a core)"
 	@echo "  DIST=...          how pytest-xdist hands out tests (loadgroup)"
 	@echo "  BENCH_ARGS=...    more for the benchmark, as in BENCH_ARGS='--rounds 5 -t 1'"
+	@echo "  BENCH_GB=N        size of the benchmark's model in GB; all 40 layers take 20 (4)"
+	@echo "  BENCH_PEER=...    a command to measure beside it, with {model}, {n}, {cache_mb}"
 	@echo "  PYTEST_ARGS=...   more for pytest, as in PYTEST_ARGS='engine/tests -k config'"
 
 # The wheel goes in first, so that pip finds the pinned version there and builds nothing itself.
-$(STAMP): pyproject.toml ci/wheel $(BROKEN)
+$(STAMP): pyproject.toml ci/wheel ci/llama_build.py $(BROKEN)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "$(PYTHON): not Python 3.11 or newer; name one with make PYTHON=python3.12" >&2; exit 1; }
 	@$(RUN) -c 'import pip' 2>/dev/null || { echo "making $(VENV) ..." >&2 && "$(PYTHON)" -m venv --clear $(VENV); }
@@ -71,4 +83,8 @@ $(STAMP): pyproject.toml ci/wheel $(BROKEN)
 	  $(RUN) -m pip install -qq --disable-pip-version-check \
 	    --force-reinstall --no-deps "$$wheel" && \
 	  $(RUN) -m pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.plots: $(STAMP)
+	@$(RUN) -m pip install -qq --disable-pip-version-check --editable '.[dev,bench]'
 	@touch $@

@@ -1,4 +1,4 @@
-"""What the numerics profiles cost: prefill and decode, plain and with MTP. `make bench`.
+"""What the numerics profiles cost: prefill and decode, plain and with MTP. `make bench-numerics`.
 
 Every round runs every arm once, in a random order, and a profile's rate is divided by the rate
 of `default` in the same round: a machine that is slow for a while is slow for all. Medians,
@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import random
 import statistics
 import sys
@@ -21,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
+from cache import cache_folder
+from machine import machine
 from sluice.bundled import BUNDLED, model_path
 from sluice.config import Config, Numerics
 from sluice.decoding.session import Session
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = _arguments(argv)
     models = {BUNDLED: model_path(BUNDLED)}
     if not asked.bundled_only:
-        models["synthetic, 0.6 GB"] = synthetic_model(_cache())
+        models["synthetic, 0.6 GB"] = synthetic_model(cache_folder())
     threads = asked.threads or len(os.sched_getaffinity(0))
     if asked.clock == "cpu" and threads > 1:
         print("--clock cpu: counts one thread's time only; add -t 1", file=sys.stderr)
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(table(arms)))
     document = {
         "schema": SCHEMA,
-        "machine": {"processor": _processor(), "threads": threads, "system": platform.platform()},
+        "machine": machine(threads),
         "build": dataclasses.asdict(examine_build()),
         "how": dataclasses.asdict(how),
         "n_prompt": PREFILL,
@@ -197,29 +198,19 @@ def _spread(values: list[float], digits: int = 2) -> str:
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
-    return names[0] if names else platform.processor()
-
-
-def _cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "sluice" / "bench"
-
-
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make bench", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="make bench-numerics", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of every arm (%(default)s)")
     parser.add_argument("--n", type=int, default=192, help="tokens generated (%(default)s)")
     parser.add_argument("-t", "--threads", type=int, default=0, help="0 takes every core")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall",
                         help="cpu, with -t 1, where others work, too (%(default)s)")  # fmt: skip
     parser.add_argument("--bundled-only", action="store_true", help="without the synthetic model")
-    parser.add_argument("--json", type=Path, default=Path("reports/bench.json"), help="%(default)s")
+    parser.add_argument(
+        "--json", type=Path, default=Path("reports/bench-numerics.json"), help="%(default)s"
+    )
     return parser.parse_args(argv)
 
 

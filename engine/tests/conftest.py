@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -149,6 +151,26 @@ def tiny_gguf() -> Callable[..., Path]:
         return out
 
     return write
+
+
+@pytest.fixture(scope="session")
+def llama_server() -> Path:
+    """A real llama-server: the one that SLUICE_LLAMA_SERVER names, or ``make llama-server``'s."""
+    given = os.environ.get("SLUICE_LLAMA_SERVER")
+    if given:
+        return Path(given)
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    version = importlib.metadata.version("llama-cpp-python")
+    name = f"{version}-{platform.machine().lower()}-*/llama-server"
+    folder = Path(cache, "sluice", "llama-server")
+    for variant in ("portable", "native"):
+        found = sorted(folder.glob(f"{variant}-{name}"), key=lambda one: one.stat().st_mtime)
+        if found:
+            return found[-1]
+    pytest.skip(
+        "no llama-server here: make llama-server builds it; or name one's path in"
+        " SLUICE_LLAMA_SERVER"
+    )
 
 
 @pytest.fixture

@@ -261,9 +261,7 @@ def test_a_cache_may_be_resized_per_call() -> None:
     assert apply_overrides(CACHED.replace(cache_mb="auto"), {"cache_mb": 3}).cache_mb == 3
 
 
-@pytest.mark.parametrize(
-    ("opened", "asked"), [(64, 0), ("auto", 0), (0, 64), (0, "auto")], ids=str
-)
+@pytest.mark.parametrize(("opened", "asked"), [(64, 0), ("auto", 0), (0, 64), (0, "auto")], ids=str)
 def test_a_cache_is_neither_added_nor_taken_away_per_call(opened: Any, asked: Any) -> None:
     with pytest.raises(RequestError) as refused:
         apply_overrides(CACHED.replace(cache_mb=opened), {"cache_mb": asked})

@@ -88,8 +88,9 @@ class Bench:
     """One model and what gates do with it.
 
     ``n`` is how many tokens an ordinary run generates, ``n_streamed`` one that streams in one way
-    or another: what is only wrong once in a while needs long runs. ``runs`` caches runs by their key: gates
-    share their controls, and a gate that needs a second real run says ``fresh=True``.
+    or another: what is wrong once in a while needs long runs. ``n_layouts`` is how many models of
+    the zoo are run, ``None`` all of them. ``runs`` caches runs by their key: gates share their
+    controls, and a gate that needs a second real run says ``fresh=True``.
     """
 
     model: Model
@@ -101,6 +102,7 @@ class Bench:
     n: int = 96
     n_streamed: int = 256
     n_general: int = 3
+    n_layouts: int | None = None
     runs: dict[RunKey, Run] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     table: list[tuple[str, str]] = field(default_factory=list)
@@ -168,9 +170,7 @@ class Bench:
         """Run a prompt that is given as token ids."""
         return self._run(name, RunKey(self.config(**changes), tuple(ids), None, ()), fresh=False)
 
-    def run_all(
-        self, prompt: Prompt, calls: Sequence[dict[str, Any]], **changes: Any
-    ) -> list[Run]:
+    def run_all(self, prompt: Prompt, calls: Sequence[dict[str, Any]], **changes: Any) -> list[Run]:
         """Run ``prompt`` several times in one session, each time with other overrides."""
         config = self.config(**changes)
         runs = self.target.run_all(config, prompt.text, calls)

@@ -225,7 +225,16 @@ class StreamIgnored(Fault):
     name = "stream-ignored"
 
     def config(self, config: Config) -> Config:
-        return config.replace(moe_stream=False, load_all=False, poison=False)
+        return config.replace(
+            moe_stream=False,
+            load_all=False,
+            poison=False,
+            cache_mb=0,
+            overlap=False,
+            prefetch=0,
+            predict_prefetch=False,
+            predict_log=False,
+        )
 
 
 class LoadAllIgnored(Fault):

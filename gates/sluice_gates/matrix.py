@@ -113,7 +113,10 @@ class Sick:
 
 @dataclass(slots=True)
 class Matrix:
-    """What came of every gate under every fault: the words that it failed with, or ``None``."""
+    """What came of every gate under every fault: the words that it failed with, or ``None``.
+
+    A gate that was not run under a fault is not in its row.
+    """
 
     gates: list[Gate]
     caught: dict[str, dict[str, str | None]] = field(default_factory=dict)
@@ -121,7 +124,7 @@ class Matrix:
 
     def kills(self, gate: Gate) -> set[str]:
         """The faults that a gate caught."""
-        return {fault for fault, row in self.caught.items() if row[gate.name] is not None}
+        return {fault for fault, row in self.caught.items() if row.get(gate.name) is not None}
 
     def survivors(self) -> list[str]:
         """The faults that no gate caught."""
@@ -130,15 +133,16 @@ class Matrix:
     def text(self) -> str:
         """Faults by gates, which are numbered in their order.
 
-        An x is a catch that the gate lists in its ``kills``, a + one that it does not promise.
+        An x is a catch that the gate lists in its ``kills``, a + one that it does not promise, a
+        blank a gate that was not run.
         """
         width = max(len(name) for name in self.caught)
         head = " ".join(f"{i:2d}" for i in range(1, len(self.gates) + 1))
         lines = [f"kill matrix: {len(self.caught)} faults by {len(self.gates)} gates"]
         lines.append(f"{'':{width}}  {head}")
         for fault, row in self.caught.items():
-            marks = [_mark(gate, fault, row[gate.name]) for gate in self.gates]
-            lines.append(f"{fault:{width}}  {' '.join(marks)}")
+            marks = [_mark(gate, fault, row) for gate in self.gates]
+            lines.append(f"{fault:{width}}  {' '.join(marks)}".rstrip())
         lines += [
             f"{i:2d} {gate.name} ({len(self.kills(gate))})" for i, gate in enumerate(self.gates, 1)
         ]
@@ -146,13 +150,19 @@ class Matrix:
         return "\n".join(lines)
 
 
-def kill_matrix(gates: Iterable[Gate], faults: Iterable[type[Fault]], bench_of: BenchOf) -> Matrix:
+def kill_matrix(
+    gates: Iterable[Gate],
+    faults: Iterable[type[Fault]],
+    bench_of: BenchOf,
+    meets: Callable[[Gate, type[Fault]], bool] = lambda _gate, _fault: True,
+) -> Matrix:
     """Run every gate without a fault, then under each fault.
 
     Args:
         gates: must pass without a fault, or be not applicable.
         faults: one fresh instance of each is used for one gate after the other.
         bench_of: makes a bench over a target.
+        meets: whether a gate is run under a fault.
 
     Raises:
         SluiceError: a gate fails without a fault.
@@ -172,13 +182,16 @@ def kill_matrix(gates: Iterable[Gate], faults: Iterable[type[Fault]], bench_of: 
         fault = kind()
         bench = bench_of(Sick(fault, healthy))
         for gate in matrix.gates:
-            row[gate.name] = _failure(gate, bench)
+            if meets(gate, kind):
+                row[gate.name] = _failure(gate, bench)
         matrix.caught[fault.name] = row
     return matrix
 
 
-def _mark(gate: Gate, fault: str, words: str | None) -> str:
-    if words is None:
+def _mark(gate: Gate, fault: str, row: dict[str, str | None]) -> str:
+    if gate.name not in row:
+        return "  "
+    if row[gate.name] is None:
         return " ."
     return " x" if fault in gate.kills else " +"
 

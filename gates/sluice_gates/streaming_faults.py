@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 from sluice.config import Config
+from sluice.targets import Run
 from sluice_gates.fault import Calls, Fault
 
 LATE_S = 0.003
@@ -154,6 +156,21 @@ class PredictLogIgnored(Fault):
 
     def config(self, config: Config) -> Config:
         return config.replace(predict_log=False)
+
+
+class ControlWrong(Fault):
+    """One expert that the control of ``--predict-log`` names is not what the model chose."""
+
+    name = "control-wrong"
+
+    def finish(self, config: Config, run: Run) -> Run:
+        counts = dict(run.metrics.predictions)
+        control = counts.get("control")
+        if control is None:
+            return run
+        counts["control"] = dataclasses.replace(control, n_right=control.n_right - 1)
+        metrics = dataclasses.replace(run.metrics, predictions=counts)
+        return dataclasses.replace(run, metrics=metrics)
 
 
 class DenseIgnored(Fault):

@@ -20,6 +20,12 @@ REQUIRED = {
     "catch-up-tail-kept",
     "hidden-shifted",
     "logits-stale-row",
+    "evicted-slot-read",
+    "slot-in-flight-dropped",
+    "read-ahead-ready-early",
+    "second-shard-on-first",
+    "shared-page-dropped",
+    "overlap-wait-forgotten",
 }
 
 
@@ -36,7 +42,7 @@ def test_a_fault_says_what_it_does(fault: type[Fault]) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
 def test_a_fault_replaces_something(fault: type[Fault]) -> None:
-    changed = [name for name in ("config", "finish") if name in vars(fault)]
+    changed = [name for name in ("config", "sessions", "finish") if name in vars(fault)]
     assert planted(fault()) or changed
 
 
@@ -47,6 +53,14 @@ def test_the_probe_sees_every_hook_and_changes_nothing() -> None:
     calls: dict[str, tuple[object, ...]] = {
         "slice_source": (1, "up", 2, 8),
         "slice_read": (1, "up", 2, data),
+        "slice_shard": (1, 2),
+        "lane_reads": ("a", True),
+        "lane_has_read": ("a", False),
+        "waits": (1, "up"),
+        "waits_for_ahead": (1, 2),
+        "forgets": (1, 2),
+        "spares_in_flight": (),
+        "spares_shared_page": (),
         "routing": (rows, rows + 1),
         "accepted": (1, 3),
         "rolls_back": (2,),

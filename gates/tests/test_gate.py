@@ -50,7 +50,9 @@ def test_a_gate_says_what_it_claims_and_kills(made: Gate) -> None:
 
 @pytest.mark.parametrize("made", all_gates(), ids=lambda made: made.name)
 def test_a_gate_that_compares_runs_names_faults(made: Gate) -> None:
-    if made.family in ("identity", "speculation", "drafts", "divergence"):
+    if made.family in (
+        "identity", "speculation", "streaming", "sessions", "layouts", "drafts", "divergence"
+    ):  # fmt: skip
         assert made.kills
 
 

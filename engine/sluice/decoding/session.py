@@ -152,6 +152,7 @@ class Session:
             self._generation.end_by("a later generate() of its session")
         if self._streamer is not None and config.cache_mb != self.config.cache_mb:
             self._streamer.resize(config)
+            config = config.replace(cache_mb=self._streamer.cache_mb)
             self.config = self.config.replace(cache_mb=config.cache_mb)
         self._generation = Generation(
             partial(self._steps, ids, config),
@@ -218,9 +219,7 @@ class Session:
                 rest = [n for n in layout.layers if n >= layout.n_trunk]
                 self._streamer.capture(lambda: head.context.build_only(0, head.hidden[None]), rest)
             self._streamer.settle()
-            if self._streamer.cache is not None:
-                budget_bytes = self._streamer.cache.budget_bytes
-                self.config = config.replace(cache_mb=max(budget_bytes >> 20, 1))
+            self.config = config.replace(cache_mb=self._streamer.cache_mb)
 
     def _context(self, *, is_head: bool = False, **shape: Any) -> Context:
         streamer = self._streamer

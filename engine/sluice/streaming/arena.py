@@ -9,6 +9,7 @@ tensors of one part share one buffer; with a cache each tensor has a range of it
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 
 import numpy as np
@@ -19,6 +20,7 @@ from sluice.streaming.layout import ExpertLayout, ExpertTensor
 from sluice.streaming.reader import CHUNK_BYTES, Read
 
 POISON = 0xFF  # all ones is a NaN in F32, F16, BF16 and in the scales of block formats
+_HUGE_BYTES = 2 << 20
 _NORESERVE = 0x4000  # MAP_NORESERVE: address space for all experts, pages for the cached ones
 
 
@@ -46,6 +48,18 @@ class Buffer:
         self.view = memoryview(self.memory)[self.start : self.start + self.size_bytes]
         self.address = first + self.start
 
+    def use_huge_pages(self) -> None:
+        """For memory that is given back as a whole or never: reads and matmuls get faster."""
+        if self.size_bytes >= _HUGE_BYTES:
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                self.memory.madvise(mmap.MADV_HUGEPAGE)
+
+    def empty(self) -> None:
+        """Give every page back; small ones will be taken from now on."""
+        self.memory.madvise(mmap.MADV_DONTNEED)
+        with contextlib.suppress(OSError):
+            self.memory.madvise(mmap.MADV_NOHUGEPAGE)
+
 
 class Arena:
     """Buffers for ``layout``.
@@ -66,11 +80,26 @@ class Arena:
             needed = tensor.size_bytes + 2 * granule_bytes
             sizes[key] = max(sizes.get(key, 0), needed)
         self._buffers = {key: Buffer(size, granule_bytes) for key, size in sizes.items()}
+        self.has_huge_pages = False
+        if shared:
+            self.use_huge_pages()
 
     @property
     def size_bytes(self) -> int:
         """Address space of all buffers together."""
         return sum(buffer.size_bytes for buffer in self._buffers.values())
+
+    def use_huge_pages(self) -> None:
+        """See :meth:`Buffer.use_huge_pages`."""
+        self.has_huge_pages = True
+        for buffer in self._buffers.values():
+            buffer.use_huge_pages()
+
+    def empty(self) -> None:
+        """See :meth:`Buffer.empty`."""
+        self.has_huge_pages = False
+        for buffer in self._buffers.values():
+            buffer.empty()
 
     def buffer(self, tensor: ExpertTensor) -> Buffer:
         """The memory that ``tensor`` lies in."""

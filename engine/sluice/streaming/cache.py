@@ -91,6 +91,8 @@ class ExpertCache:
         self._plan = plan
         self._seams = seams
         self._slots: OrderedDict[Key, Slot] = OrderedDict()  # the least recently used first
+        self._whole_bytes = sum(pages.whole_bytes(t) for t in layout.by_name.values())
+        self._size_pages()
 
     @property
     def resident_bytes(self) -> int:
@@ -131,12 +133,19 @@ class ExpertCache:
     def resize(self, budget_bytes: int) -> None:
         """Another budget from now on; what is too much for it is evicted."""
         self.budget_bytes = budget_bytes
-        for slot in list(self._slots.values()):
-            if slot.is_in_flight():
-                self._lanes.cancel(job for part in slot.jobs.values() for job in part)
-            if slot.has_failed():
-                self.drop(slot)
+        self.drain()
+        if self._pages.has_huge_pages and budget_bytes < self._whole_bytes:
+            # A part of a huge page is not given back: begin anew.
+            for slot in self._slots.values():
+                self._count_evicted(slot)
+            self._slots.clear()
+            self._pages.empty()
         self._make_room(-1, [], -1)
+        self._size_pages()
+
+    def _size_pages(self) -> None:
+        if self.budget_bytes >= self._whole_bytes and not self._slots:
+            self._pages.use_huge_pages()  # nothing will ever be evicted
 
     def drop(self, slot: Slot) -> None:
         """Give its pages back; nothing may be writing into them."""
@@ -178,14 +187,17 @@ class ExpertCache:
             return True
         for slot in self._victims(number, is_ahead):
             self.drop(slot)
-            self.n_evicted += 1
-            counts = self.report.evicted_by_layer
-            counts[slot.layer] = counts.get(slot.layer, 0) + 1
+            self._count_evicted(slot)
             if slot.layer == layer:  # a page that one of these had in common with it has gone
                 needed_bytes = self._cost_bytes(layer, experts)
             if self.resident_bytes + needed_bytes <= self.budget_bytes:
                 return True
         return False
+
+    def _count_evicted(self, slot: Slot) -> None:
+        self.n_evicted += 1
+        counts = self.report.evicted_by_layer
+        counts[slot.layer] = counts.get(slot.layer, 0) + 1
 
     def _victims(self, number: int, is_ahead: bool) -> Iterator[Slot]:
         """Slots that may go, the least recently used first; what was read ahead goes last.

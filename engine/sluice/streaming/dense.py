@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from sluice.errors import SystemFault
+from sluice.errors import RequestError, SystemFault
 from sluice.gguf.header import Header, TensorInfo
 from sluice.llama import tensor as node
+from sluice.streaming import memory
 from sluice.streaming.arena import Buffer
 from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.reader import CHUNK_BYTES, Read, SliceReader
@@ -18,7 +18,6 @@ from sluice.streaming.reader import CHUNK_BYTES, Read, SliceReader
 Progress = Callable[[str, int, int], None]
 
 _GAP_BYTES = 64 << 10  # tensors this close to each other are read in one piece
-_HUGE_BYTES = 2 << 20
 _BATCH = 16  # reads between two reports of progress
 
 
@@ -97,17 +96,23 @@ class DenseWeights:
             progress: called with ("dense", done, total) in MiB.
 
         Raises:
-            SystemFault: no memory, or a read fails; no tensor is rebound then.
+            RequestError: there is less memory than that.
+            SystemFault: a read fails; no tensor is rebound then.
         """
         wanted = extents(self.used(found))
         total = sum(e.size_bytes for e in wanted)
+        available = memory.available_bytes()
+        if available is not None and total > available:
+            raise RequestError(
+                f"--dense-weights anon: the dense weights are {total >> 20} MiB, and"
+                f" {available >> 20} MiB of memory are available; leave them mapped with"
+                " --dense-weights mmap, or make room"
+            )
         targets: list[tuple[Extent, Buffer]] = []
         jobs: list[Job] = []
         for extent in wanted:
             buffer = Buffer(extent.size_bytes + 2 * reader.granule_bytes, reader.granule_bytes)
-            if extent.size_bytes >= _HUGE_BYTES:
-                with contextlib.suppress(OSError):  # a kernel without huge pages
-                    buffer.memory.madvise(mmap.MADV_HUGEPAGE)
+            buffer.use_huge_pages()
             targets.append((extent, buffer))
             jobs += [Job(r) for r in _reads(extent, buffer, reader)]
         lanes.submit(jobs)
@@ -157,7 +162,7 @@ class DenseWeights:
 
     def mapped_bytes(self, found: Mapping[str, object]) -> int:
         """What is still to come into memory where they are left mapped and cold."""
-        return sum(info.size_bytes for info in self.used(found)) - self.resident_bytes
+        return max(sum(info.size_bytes for info in self.used(found)) - self.resident_bytes, 0)
 
     def _drop_page_cache(self, wanted: Iterable[Extent]) -> None:
         for extent in wanted:

@@ -28,6 +28,11 @@ class Pages:
         self._users: dict[str, npt.NDArray[np.uint16]] = {}
         self.resident_bytes = 0
 
+    def whole_bytes(self, tensor: ExpertTensor) -> int:
+        """What all slices of ``tensor`` take."""
+        end = self._arena.first_byte(tensor) + tensor.size_bytes
+        return -(-end // self._page_bytes) * self._page_bytes
+
     def cost_bytes(self, tensor: ExpertTensor, expert: int) -> int:
         """What :meth:`take` would add."""
         users = self._span(tensor, expert)
@@ -61,6 +66,21 @@ class Pages:
                 buffer.start + begin * self._page_bytes,
                 (end - begin) * self._page_bytes,
             )
+
+    def use_huge_pages(self) -> None:
+        """From now on nothing is given back until :meth:`empty`."""
+        self._arena.use_huge_pages()
+
+    @property
+    def has_huge_pages(self) -> bool:
+        """Whether giving back a slice would leave most of its page in memory."""
+        return self._arena.has_huge_pages
+
+    def empty(self) -> None:
+        """Give everything back; nothing may be writing."""
+        self._arena.empty()
+        self._users.clear()
+        self.resident_bytes = 0
 
     def _span(self, tensor: ExpertTensor, expert: int) -> npt.NDArray[np.uint16]:
         first, last = self._bounds(tensor, expert)

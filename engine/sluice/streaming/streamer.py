@@ -167,6 +167,7 @@ class Streamer:
         available = memory.available_bytes()
         if available is not None:
             available += self.cache.resident_bytes
+        self.cache.report = CacheReport(self.cache.budget_bytes)  # the last one has ended
         self.cache.resize(
             cache_bytes(
                 config,
@@ -175,6 +176,11 @@ class Streamer:
                 mapped_bytes=self.dense.mapped_bytes(self._capture.found),
             )
         )
+
+    @property
+    def cache_mb(self) -> int:
+        """The cache's budget as a setting: never 0 where there is one."""
+        return 0 if self.cache is None else max(self.cache.budget_bytes >> 20, 1)
 
     def begin(self, metrics: Metrics) -> None:
         """A new sequence begins, to be charged to ``metrics``."""

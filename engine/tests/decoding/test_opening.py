@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ..sparse_model import write_sparse_35b
+from ..sparse_model import write_sparse
 
 CODE = """
 import json, sys, time
@@ -52,7 +52,7 @@ pytestmark = pytest.mark.skipif(
 def sparse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("sparse") / "35b.gguf"
     try:
-        size = write_sparse_35b(path, with_head=True)
+        size = write_sparse(path, with_head=True)
     except OSError as err:
         pytest.skip(f"this file system takes no sparse file of 30 GB: {err}")
     assert size > 30e9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -24,6 +25,7 @@ Open = Callable[..., Session]
 Rewrite = Callable[..., Path]
 STREAMED = {"moe_stream": True}
 MTP = {"mtp": True, "draft": 3}
+CACHED = {"cache_mb": 4, "overlap": True, "prefetch": 1}
 
 
 # The experts are moved to the end of the file: what is mapped is read through memory, and
@@ -33,40 +35,112 @@ def experts_last(rewrite: Rewrite, tmp_path: Path) -> Path:
     return rewrite(tmp_path / "last.gguf", last="_exps.")
 
 
-@pytest.mark.parametrize("changes", [{}, MTP], ids=str)
-@pytest.mark.parametrize("odirect", [True, False])
-def test_a_file_that_is_cut_after_the_load_is_a_read_fault(
-    opened: Open, experts_last: Path, prompt: str, changes: dict[str, Any], odirect: bool
+def touch(path: Path) -> None:
+    now = path.stat()
+    os.utime(path, ns=(now.st_atime_ns, now.st_mtime_ns + 1))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 3_000_000)
+
+
+@pytest.mark.parametrize("changes", [{}, MTP, {"cache_mb": 2}, {"overlap": True}], ids=str)
+@pytest.mark.parametrize(
+    ("change", "what"), [(cut, "size "), (touch, "time of change "), (Path.unlink, "cannot be fo")]
+)
+def test_a_file_that_changes_after_the_load_is_read_no_more(
+    opened: Open,
+    experts_last: Path,
+    prompt: str,
+    changes: dict[str, Any],
+    change: Callable[[Path], None],
+    what: str,
 ) -> None:
-    session = opened(model=str(experts_last), moe_stream=True, odirect=odirect, **changes)
+    session = opened(model=str(experts_last), moe_stream=True, **changes)
     sound = session.generate(prompt).run().evidence()
-    size = experts_last.stat().st_size
     running = session.generate(prompt)
-    next(running)
+    if not changes:
+        next(running)
     raw = experts_last.read_bytes()
-    os.truncate(experts_last, size - 3_000_000)
+    change(experts_last)
     with pytest.raises(ReadFault) as fault:
         running.run()
     said = str(fault.value)
-    assert said.startswith(f"{experts_last}: reading ")
-    assert "_exps.weight at offset " in said
-    assert said.endswith(": the file ends there")
+    assert said.startswith(f"{experts_last}: ")
+    assert what in said
+    assert "nothing more is read from it" in said
     assert list(running) == []
     with pytest.raises(RequestError, match="has not ended"):
         running.evidence()
-    # The file comes back (the same inode): the session is none the worse.
-    with experts_last.open("r+b") as file:
-        file.write(raw)
-    same(session.generate(prompt).run().evidence(), sound)
+    with pytest.raises(ReadFault):  # and again, and nothing worse
+        session.generate(prompt).run()
     session.close()
+    experts_last.write_bytes(raw)
+    again = opened(model=str(experts_last), moe_stream=True, **changes)
+    same(again.generate(prompt).run().evidence(), sound)
 
 
-def test_a_file_that_is_removed_after_the_load_is_no_matter(
-    opened: Open, experts_last: Path, prompt: str
+class Once(Seams):
+    """The ``at``-th read of an expert fails."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def lane_reads(self, tensor: str, is_ahead: bool) -> None:
+        if "_exps" in tensor:
+            self.left -= 1
+            if self.left == 0:
+                raise ReadFault(f"planted in {tensor}")
+
+
+@pytest.mark.parametrize("at", [1, 40, 150])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        MTP,
+        {"overlap": True},
+        {"cache_mb": 2},
+        {"cache_mb": 4, "overlap": True, **MTP},
+        {"cache_mb": 1, "force_cache": True, "overlap": True},
+    ],
+    ids=str,
+)
+def test_a_session_is_none_the_worse_for_a_read_that_failed_once(
+    opened: Open, prompt: str, changes: dict[str, Any], at: int
 ) -> None:
-    session = opened(model=str(experts_last), moe_stream=True)
-    sound = session.generate(prompt).run().evidence()
-    experts_last.unlink()
+    sound = opened(mtp=changes.get("mtp", False)).generate(prompt).run().evidence()
+    session = opened(moe_stream=True, **changes, session={"seams": Once(at)})
+    running = session.generate(prompt)
+    with pytest.raises(ReadFault, match="planted in blk"):
+        running.run()
+    assert list(running) == []
+    for _ in range(2):
+        same(session.generate(prompt).run().evidence(), sound)
+
+
+class OnceAhead(Seams):
+    def __init__(self) -> None:
+        self.left = 3
+
+    def lane_reads(self, tensor: str, is_ahead: bool) -> None:
+        if is_ahead:
+            self.left -= 1
+            if self.left == 0:
+                raise ReadFault(f"planted in {tensor}")
+
+
+@pytest.mark.parametrize("changes", [{"prefetch": 2}, {"predict_prefetch": True}], ids=str)
+def test_a_read_ahead_that_failed_harms_no_one(
+    opened: Open, prompt: str, changes: dict[str, Any]
+) -> None:
+    """It comes out where the expert is waited for, or is read again, or is never needed."""
+    sound = opened().generate(prompt).run().evidence()
+    seams = OnceAhead()
+    session = opened(moe_stream=True, cache_mb=2, **changes, session={"seams": seams})
+    with contextlib.suppress(ReadFault):
+        same(session.generate(prompt).run().evidence(), sound)
+    assert seams.left <= 0
     same(session.generate(prompt).run().evidence(), sound)
 
 
@@ -133,7 +207,7 @@ def memory_bytes() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts what is open in /proc")
-@pytest.mark.parametrize("changes", [MTP, STREAMED | MTP], ids=str)
+@pytest.mark.parametrize("changes", [MTP, STREAMED | MTP, STREAMED | CACHED], ids=str)
 def test_opening_and_closing_leaks_nothing(config: Config, changes: dict[str, Any]) -> None:
     def cycle(times: int) -> tuple[int, int, int]:
         for _ in range(times):
@@ -158,9 +232,12 @@ def test_a_closed_session_lets_go_of_the_buffers(config: Config) -> None:
         session = Session(config.replace(**STREAMED, **MTP))
         session.generate([5, 6], n=3).run()
         assert session.streamer is not None
-        seen = weakref.ref(session.streamer.arena._bytes["up"])
+        arena, dense = session.streamer.arena, session.streamer.dense
+        seen = [weakref.ref(b) for b in (*arena._buffers.values(), *dense._buffers)]
+        assert len(seen) > 3
+        del arena, dense
         session.close()
-        assert seen() is None
+        assert [buffer() for buffer in seen] == [None] * len(seen)
     finally:
         gc.enable()
 

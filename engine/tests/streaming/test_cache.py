@@ -291,9 +291,7 @@ def test_what_is_on_its_way_is_a_hit_and_is_waited_for(rig: Make) -> None:
 
 
 @pytest.mark.parametrize("asked_for", [True, False])
-def test_room_is_made_of_reads_on_their_way_once_no_lane_writes(
-    rig: Make, asked_for: bool
-) -> None:
+def test_room_is_made_of_reads_on_their_way_once_no_lane_writes(rig: Make, asked_for: bool) -> None:
     """Also of those whose layer has come and gone without asking for them."""
     held = Held(3)
     one = rig(experts=2, lanes=2, seams=held)
@@ -414,9 +412,7 @@ def test_a_report_is_of_one_generation(rig: Make) -> None:
 
 @pytest.mark.parametrize("slices", [UNEVEN, (PAGE, PAGE), (700, 900), (70_001,)], ids=str)
 @pytest.mark.parametrize("seed", range(4))
-def test_the_budget_holds_whatever_comes(
-    rig: Make, seed: int, slices: tuple[int, ...]
-) -> None:
+def test_the_budget_holds_whatever_comes(rig: Make, seed: int, slices: tuple[int, ...]) -> None:
     """Random passes, read-ahead and resizing: bounded, counted right, and the right bytes."""
     chance = random.Random(f"{seed} {slices}")
     n_layers, n_expert, width = 4, 8, 3

@@ -31,7 +31,9 @@ class Tree:
 
     def v1_group(self, path: str, limit: int, used: int, cache: int = 0) -> None:
         stat = f"cache {cache * 2}\ninactive_file 7\ntotal_inactive_file {cache}\n"
-        _group(self.v1 / path, ("memory.limit_in_bytes", "memory.usage_in_bytes"), limit, used, stat)
+        _group(
+            self.v1 / path, ("memory.limit_in_bytes", "memory.usage_in_bytes"), limit, used, stat
+        )
 
     def v2_group(self, path: str, limit: int | str, used: int, cache: int = 0) -> None:
         stat = f"anon 5\ninactive_file {cache}\nactive_file 9\n"

@@ -35,7 +35,9 @@ class Rig:
     def of(self, expert: int) -> range:
         """The pages that a slice touches, by the page."""
         begin = self.tensor.offset % self.granule + expert * self.tensor.slice_bytes
-        return range(begin // self.granule, (begin + self.tensor.slice_bytes - 1) // self.granule + 1)
+        return range(
+            begin // self.granule, (begin + self.tensor.slice_bytes - 1) // self.granule + 1
+        )
 
     def union(self, experts: set[int]) -> set[int]:
         return {page for expert in experts for page in self.of(expert)}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import os
 import random
@@ -52,7 +53,9 @@ def test_slices_are_the_files_bytes(
     reader = make(direct=is_direct, warn=lambda _text: None)
     one = channel(reader)
     for offset, size in slices(1, 60):
-        read = window(offset, size, alignment=reader.alignment) if is_direct else exact(offset, size)
+        read = (
+            window(offset, size, alignment=reader.alignment) if is_direct else exact(offset, size)
+        )
         assert one.read(read) >= size
         before = offset - read.offset
         assert bytes(read.window[before : before + size]) == content[offset : offset + size]
@@ -299,9 +302,7 @@ def test_the_end_of_the_file_is_a_fault_in_words(
     )
 
 
-def test_a_file_that_was_cut_under_a_read_is_a_fault(
-    make: Make, channel: Open, file: Path
-) -> None:
+def test_a_file_that_was_cut_under_a_read_is_a_fault(make: Make, channel: Open, file: Path) -> None:
     one = channel(make(warn=lambda _text: None))
     os.truncate(file, 4096)
     with pytest.raises(ReadFault, match="offset 8192 stopped after 0: the file ends there"):
@@ -336,7 +337,7 @@ def _end_of_a_mapping() -> tuple[int, int]:
         span, rights, *_ = line.split()
         begin, end = (int(n, 16) for n in span.split("-"))
         spans.append((begin, end, rights, line))
-    for (begin, end, rights, line), following in zip(spans, spans[1:], strict=False):
+    for (begin, end, rights, line), following in itertools.pairwise(spans):
         if rights.startswith("r") and end < 1 << 47 and end < following[0] and "[" not in line:
             return end, min(end - begin, 3 * PAGE)
     pytest.skip("no gap between mappings")

@@ -133,7 +133,7 @@ def header_of(header: Header, names: tuple[str, ...] = (), **keys: int) -> Heade
     return dataclasses.replace(
         header,
         metadata=dict(header.metadata) | {f"{arch}.{k}": v for k, v in keys.items()},
-        tensors=dict(header.tensors) | {name: info for name in names},
+        tensors=dict(header.tensors) | dict.fromkeys(names, info),
     )
 
 

@@ -39,7 +39,9 @@ def loaded(model: Path) -> Iterator[Model]:
 
 
 @pytest.fixture
-def capture(loaded: Model, header: Header, config: Config) -> Iterator[Callable[[ExpertLayout, list[int]], None]]:
+def capture(
+    loaded: Model, header: Header, config: Config
+) -> Iterator[Callable[[ExpertLayout, list[int]], None]]:
     """Captures ``layers`` of a layout in a context of its own."""
     closing: list[Any] = []
 

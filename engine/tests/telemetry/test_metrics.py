@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from sluice.telemetry.metrics import Metrics, ReadCounter
+from sluice.telemetry.metrics import CacheReport, Metrics, Predictions, ReadCounter
 
 
 def test_rates_are_of_decoding_alone_and_with_drafting_counted() -> None:
@@ -45,3 +45,26 @@ def test_plain_values_survive_json() -> None:
     for part in ("prefill", "decode"):
         raw[part] = ReadCounter(**raw[part])
     assert Metrics(**raw) == metrics
+
+
+def test_what_came_after_the_prompt_is_the_targets_and_the_heads() -> None:
+    metrics = Metrics(
+        prefill=ReadCounter(n_hits=100),
+        decode=ReadCounter(*range(1, 13)),
+        head=ReadCounter(*range(100, 1300, 100)),
+    )
+    assert metrics.generated == ReadCounter(*(101 * n for n in range(1, 13)))
+
+
+def test_a_hit_rate_is_of_what_was_routed_to() -> None:
+    assert ReadCounter(n_hits=3, n_misses=1).hit_rate == 0.75
+    assert ReadCounter().hit_rate == 0.0
+    assert ReadCounter(n_misses=4).hit_rate == 0.0
+
+
+def test_the_caches_report_survives_json() -> None:
+    metrics = Metrics(cache=CacheReport(5, 4, {2: 3}), predictions={"control": Predictions(2, 2)})
+    raw = json.loads(json.dumps(metrics.as_dict()))
+    assert raw["cache"] == {"budget_bytes": 5, "peak_bytes": 4, "evicted_by_layer": {"2": 3}}
+    assert raw["predictions"] == {"control": {"n_named": 2, "n_right": 2}}
+    assert json.loads(json.dumps(Metrics().as_dict()))["cache"] is None

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from sluice.config import Config
-from sluice.telemetry.metrics import Metrics, ReadCounter
+from sluice.telemetry.metrics import CacheReport, Metrics, Predictions, ReadCounter
 from sluice.telemetry.summary import MIB, lines, warnings
 
 PLAIN = Config(model="m", n=129)
@@ -63,6 +63,42 @@ def test_streamed() -> None:
     assert len(lines(SPECULATED, streamed)) == 7
     assert len(lines(SPECULATED, MTP)) == 5
     assert len(lines(SPECULATED, PLAIN.replace(moe_stream=True))) == 4
+
+
+CACHED = PLAIN.replace(moe_stream=True, cache_mb=64)
+
+
+def test_the_cache_overlap_and_read_ahead_have_a_line_each() -> None:
+    metrics = Metrics(
+        n_generated=129,
+        decode=ReadCounter(
+            read_bytes=90 * MIB, n_hits=30, n_misses=10, n_evicted=7, n_ahead=8, n_ahead_used=6,
+            n_ahead_awaited=2, ahead_bytes=40 * MIB, overlapped_bytes=5 * MIB,
+        ),
+        head=ReadCounter(read_bytes=10 * MIB, n_hits=0, n_misses=10, n_evicted=3),
+        cache=CacheReport(64 * MIB, 63 * MIB),
+        predictions={"early router": Predictions(40, 31), "control": Predictions(0, 0)},
+    )  # fmt: skip
+    said = lines(metrics, CACHED.replace(overlap=True, prefetch=1))
+    assert said[4:] == [
+        "cache: 30/50 experts hit (60.0%), 10 evicted; 63.0 of 64.0 MiB at the most",
+        "overlap: 5.0 of 60.0 MiB were still to be read when compute went on",
+        "read ahead: 6/8 experts used (75.0%), 2 of them still on their way; 40.0 MiB",
+        "predicted by early router: 31/40 experts right (77.5%)",
+        "predicted by control: 0/0 experts right (nothing named)",
+    ]
+    # Only what the run was asked for is spoken of.
+    assert lines(metrics, CACHED)[4:] == [said[4], *said[7:]]
+    assert lines(metrics, PLAIN) == said[:3]
+
+
+def test_a_cache_that_was_not_asked_for_anything() -> None:
+    metrics = Metrics(cache=CacheReport(MIB), n_generated=1)
+    said = lines(metrics, CACHED.replace(predict_prefetch=True))
+    assert said[4:] == [
+        "cache: 0/0 experts hit (nothing routed), 0 evicted; 0.0 of 1.0 MiB at the most",
+        "read ahead: 0/0 experts used (nothing read ahead), 0 of them still on their way; 0.0 MiB",
+    ]
 
 
 def test_tokens_per_decode_never_reads_as_one_more_than_the_draft() -> None:

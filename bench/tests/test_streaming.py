@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import streaming
+from peer import PeerRun
+from sluice.targets.cgroup import why_no_cgroup
+
+ARMS = ["raw", "resident", "off", "third+predict", "limit-auto", "peer-third"]
+
+
+def test_a_benchmark_from_end_to_end(
+    routed_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A peer of 10 ms a token; test_peer.py runs commands for real.
+    monkeypatch.setenv("BENCH_PEER", "peer {model} {n} {cache_mb}")
+    monkeypatch.setattr(
+        streaming, "run_peer", lambda command, _timeout_s: PeerRun(int(command[2]) / 100, 5 << 20)
+    )
+    monkeypatch.setattr(streaming, "prompt_ids", lambda _n: [5, 6, 7])
+    monkeypatch.setattr(streaming, "RAW_BYTES", 16 << 20)
+    # The limit is for a model of GBs: here it has to hold the interpreter, too.
+    monkeypatch.setattr(streaming.Subject, "limit_bytes", property(lambda _self: 400 << 20))
+    out, plot = tmp_path / "new" / "b.json", tmp_path / "b.png"
+    arguments = ["--model", str(routed_model), "--rounds", "2", "--n", "8", "-t", "1",
+                 "--json", str(out), "--plot", str(plot), "--only", *ARMS]  # fmt: skip
+    assert streaming.main(arguments) == 0
+    said = capsys.readouterr()
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert document["schema"] == "sluice-bench/2"
+    arms = {arm["name"]: arm for arm in document["arms"]}
+    limited = {"limit-auto"} if why_no_cgroup() is None else set()
+    assert set(arms) == set(ARMS) - {"limit-auto"} | limited
+    for arm in arms.values():
+        assert len(arm["rounds"]) == 2
+        if arm["name"] != "raw":
+            assert [r["error"] for r in arm["rounds"]] == ["", ""]
+            assert f"| {arm['label']} |" in said.out
+    assert arms["peer-third"]["summary"]["tok_s"]["median"] == pytest.approx(100)
+    for name in limited:
+        peaks = [r["group_peak_bytes"] for r in arms[name]["rounds"]]
+        assert all(0 < peak <= 400 << 20 for peak in peaks)
+    assert sum(": wanted " in line for line in said.out.splitlines()) == len(document["bars"]) == 4
+    assert said.err.count("round 2 of 2") == len(arms)
+    assert plot.exists() or "matplotlib is not installed" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "template", "words"),
+    [
+        (["--only", "half"], "", "--only half: no such arm; there are raw, resident, off"),
+        ([], "peer {n}", "has no {model}"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    template: str,
+    words: str,
+    bundled: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BENCH_PEER", template)
+    assert streaming.main(["--model", str(bundled), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("bench: error: ")
+    assert words in said
+    assert said.count("\n") == 1
