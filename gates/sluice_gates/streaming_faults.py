@@ -12,6 +12,9 @@ from sluice_gates.fault import Calls, Fault
 LATE_S = 0.003
 """How late a read is that a fault holds up: longer than a layer takes, so that it shows."""
 
+IN_FLIGHT_S = 0.01
+"""How long a read stays in flight: until its slot is old enough to be evicted."""
+
 
 class EvictedSlotRead(Fault):
     """An expert whose pages were given back is still taken for resident."""
@@ -32,7 +35,7 @@ class SlotInFlightDropped(Fault):
 
     def lane_has_read(self, tensor: str, is_ahead: bool) -> None:
         if is_ahead:
-            time.sleep(LATE_S)
+            time.sleep(IN_FLIGHT_S)
 
     def spares_in_flight(self) -> bool:
         return False
@@ -173,17 +176,26 @@ class ControlWrong(Fault):
         return dataclasses.replace(run, metrics=metrics)
 
 
-class DenseIgnored(Fault):
-    """``--dense-weights`` does nothing: they stay mapped."""
+class DenseWarmIgnored(Fault):
+    """Dense weights that should be paged in at load are left alone."""
 
-    name = "dense-ignored"
+    name = "dense-warm-ignored"
 
     def config(self, config: Config) -> Config:
-        return config.replace(dense_weights="mmap")
+        return config.replace(dense_weights="mmap") if config.dense_weights == "warm" else config
+
+
+class DenseMappedWhenBuffered(Fault):
+    """Without O_DIRECT the dense weights stay mapped."""
+
+    name = "dense-mapped-when-buffered"
+
+    def config(self, config: Config) -> Config:
+        return config if config.odirect else config.replace(dense_weights="mmap")
 
 
 class DenseAlwaysOwned(Fault):
-    """``--dense-weights`` does nothing: they are read into our own memory."""
+    """``--dense-weights`` does nothing: they are always read into our own memory."""
 
     name = "dense-always-owned"
 

@@ -83,32 +83,27 @@ def test_warm_generation(bench: Bench) -> str:
     once=True,
 )
 def test_budget_resized(bench: Bench) -> str:
-    """A budget is shrunk, which evicts at once, and grown again.
+    """A budget is shrunk, which evicts at once, shrunk again, and grown to hold all.
 
     Kills evicted-slot-read, cache-ignored, cache-unbounded, budget-change-ignored and
     session-reopened.
     """
     prompt, found = bench.general[0], budgets(bench)
-    sizes = (found.whole_mb, found.smallest_mb, found.whole_mb)
+    whole, least = found.whole_mb, found.smallest_mb
+    sizes = (whole, (whole + least) // 2, least, whole)
     wanted = resident(bench, prompt)
-    whole, shrunk, grown = runs = bench.run_all(
-        prompt,
-        [{"cache_mb": size} for size in sizes],
-        n=bench.n_streamed,
-        moe_stream=True,
-        cache_mb=found.whole_mb,
-    )
+    calls = [{"cache_mb": size} for size in sizes]
+    runs = bench.run_all(prompt, calls, n=bench.n_streamed, moe_stream=True, cache_mb=whole)
     for run, size in zip(runs, sizes, strict=True):
         check(bench, wanted, run, f"{prompt.name}, resident, and resized to {size} MiB")
         need(hits(run), f"no hit with {size} MiB")
-    held = shrunk.held.cache_bytes
-    need(held, "nothing kept over the shrinking")
-    if held > found.smallest_mb * MIB:
-        raise GateFailure(f"{held} bytes held after shrinking to {found.smallest_mb} MiB")
-    need(evicted(shrunk), f"nothing evicted with {found.smallest_mb} MiB")
-    if evicted(whole) or evicted(grown):
-        raise GateFailure(f"evicted from a cache of {found.whole_mb} MiB, which holds all")
-    peak = grown.metrics.cache.peak_bytes if grown.metrics.cache is not None else 0
-    if peak <= found.smallest_mb * MIB:
-        raise GateFailure(f"no evidence: {peak} bytes at most after growing")
-    return f"{measured(runs)}, held {held / MIB:.1f} MiB once shrunk to {found.smallest_mb} MiB"
+        if run.held.cache_bytes > size * MIB:
+            raise GateFailure(f"{run.held.cache_bytes} bytes held after shrinking to {size} MiB")
+        if size == whole and evicted(run):
+            raise GateFailure(f"{evicted(run)} experts evicted from {size} MiB, which hold all")
+        need(size == whole or evicted(run), f"nothing evicted from {size} MiB")
+    held = runs[2].held.cache_bytes
+    need(held, f"nothing kept when shrinking to {least} MiB")
+    peak = runs[3].metrics.cache.peak_bytes if runs[3].metrics.cache is not None else 0
+    need(peak > least * MIB, f"{peak} bytes at most after growing")
+    return f"{measured(runs)}, held {held / MIB:.1f} MiB once shrunk to {least} MiB"

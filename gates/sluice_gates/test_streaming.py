@@ -168,7 +168,6 @@ def test_prefetch(bench: Bench) -> str:
     kills=(
         "evicted-slot-read",
         "read-ahead-ready-early",
-        "slot-in-flight-dropped",
         "predict-prefetch-ignored",
         "prefetch-sync-ignored",
         "cache-ignored",
@@ -179,8 +178,8 @@ def test_prefetch(bench: Bench) -> str:
 def test_predict_prefetch(bench: Bench) -> str:
     """``--predict-prefetch`` with a legal cache and a scant one, waited for at once and not.
 
-    Kills evicted-slot-read, read-ahead-ready-early, slot-in-flight-dropped,
-    predict-prefetch-ignored, prefetch-sync-ignored, cache-ignored and cache-unbounded.
+    Kills evicted-slot-read, read-ahead-ready-early, predict-prefetch-ignored,
+    prefetch-sync-ignored, cache-ignored and cache-unbounded.
     """
     found = budgets(bench)
     return _ahead(bench, ({"predict_prefetch": True},), (found.scant_mb, found.smallest_mb))
@@ -218,14 +217,20 @@ def test_predict_log_control(bench: Bench) -> str:
 @gate(
     level="logits",
     claims="where the dense weights lie changes no logit",
-    kills=("dense-ignored", "dense-always-owned", "no-odirect-ignored"),
+    kills=(
+        "dense-warm-ignored",
+        "dense-mapped-when-buffered",
+        "dense-always-owned",
+        "no-odirect-ignored",
+    ),
     needs=("experts",),
     once=True,
 )
 def test_dense_weights(bench: Bench) -> str:
     """Mapped, paged in at load and read into our own memory, with O_DIRECT and without.
 
-    Kills dense-ignored, dense-always-owned and no-odirect-ignored.
+    Kills dense-warm-ignored, dense-mapped-when-buffered, dense-always-owned and
+    no-odirect-ignored.
     """
     prompt, whole_mb = bench.general[0], budgets(bench).whole_mb
     runs, owned = [], 0
@@ -254,6 +259,7 @@ def test_dense_weights(bench: Bench) -> str:
         "accept-one-more",
         "evicted-slot-read",
         "read-ahead-ready-early",
+        "slot-in-flight-dropped",
         "overlap-wait-forgotten",
         "cache-ignored",
         "cache-unbounded",
@@ -267,8 +273,9 @@ def test_dense_weights(bench: Bench) -> str:
 def test_mtp_over_streaming(bench: Bench) -> str:
     """Drafts 1 and 3 on a cache, overlap, both ways to read ahead, and each dense mode.
 
-    Kills accept-one-more, evicted-slot-read, read-ahead-ready-early, overlap-wait-forgotten,
-    cache-ignored, cache-unbounded, overlap-ignored, prefetch-ignored and predict-prefetch-ignored.
+    Kills accept-one-more, evicted-slot-read, read-ahead-ready-early, slot-in-flight-dropped,
+    overlap-wait-forgotten, cache-ignored, cache-unbounded, overlap-ignored, prefetch-ignored and
+    predict-prefetch-ignored.
     """
     prompt, runs, said = bench.general[0], [], []
     for draft in DRAFTS:

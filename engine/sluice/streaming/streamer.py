@@ -193,6 +193,8 @@ class Streamer:
     def close(self) -> None:
         """Stop the lanes; the buffers stay, for the model's tensors point into them."""
         self.lanes.close()
+        # The cache refers to this object: a cycle would keep the buffers until a collection.
+        self.cache = self._ahead = None
 
     @property
     def _path(self) -> str:

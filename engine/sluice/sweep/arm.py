@@ -70,6 +70,19 @@ class Arm:
                        "mtp_p_min": self.p_min}  # fmt: skip
         return fields
 
+    def run_flags(self) -> tuple[str, ...]:
+        """The flags of ``sluice run`` that run this arm."""
+        table = knobs()
+        words: list[str] = []
+        for name, value in self.config_fields().items():
+            if value == _DEFAULTS[name] and name != "draft":  # said anyway: it is the arm
+                continue
+            flag, _, negative = table[name].flag.partition("/")
+            words += (
+                [flag if value else negative] if isinstance(value, bool) else [flag, str(value)]
+            )
+        return tuple(words)
+
     def server_flags(self) -> tuple[str, ...]:
         """The flags that make a llama-server run this arm; none with MTP off.
 
@@ -161,7 +174,7 @@ def parse(text: str) -> Arm:
     Raises:
         RequestError: one line with the text, the key and what to change.
     """
-    where = f'--arm "{text}"'
+    where = f'--arm "{" ".join(text.split())}"'
     words = [word.strip() for word in text.split(",")]
     given: dict[str, str | None] = {}
     for word in words:
@@ -182,7 +195,7 @@ def parse(text: str) -> Arm:
     if not is_off and "n_max" not in given:
         raise RequestError(f"{where}: how long are drafts? give n_max=N, or off")
     values = {key: _value(key, value, where) for key, value in given.items()}
-    streaming = {key: values[key] for key in STREAM_KEYS if key in values}
+    streaming: dict[str, Setting] = {key: values[key] for key in STREAM_KEYS if key in values}
     return _made(
         not is_off, values.get("n_max", 0), values.get("n_min", 0), values.get("p_min", 0.0),
         streaming, where,

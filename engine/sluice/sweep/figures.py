@@ -45,7 +45,7 @@ class ArmFigures:
 
     Args:
         n_requests: measured ones, of ``n_prompts`` prompts; ``n_failed`` and ``n_refused``
-            others were not, for ``reasons``.
+            others were not, for the reasons in ``failures`` and ``refusals``.
         acceptance_requests: mean over requests of each one's accepted over drafted.
         acceptance_tokens: all accepted over all drafted.
         places: acceptance by place in the draft.
@@ -72,7 +72,8 @@ class ArmFigures:
     n_prompts: int
     n_failed: int = 0
     n_refused: int = 0
-    reasons: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
     n_drafted: int = 0
     n_accepted: int = 0
     n_decoded: int = 0
@@ -152,7 +153,8 @@ def _base(
         n_prompts=len({r.prompt for r in rows}),
         n_failed=sum(r.outcome == "failed" for r in others),
         n_refused=sum(r.outcome == "refused" for r in others),
-        reasons=tuple(dict.fromkeys(r.error for r in others)),
+        failures=tuple(dict.fromkeys(r.error for r in others if r.outcome == "failed")),
+        refusals=tuple(dict.fromkeys(r.error for r in others if r.outcome == "refused")),
         n_drafted=n_drafted,
         n_accepted=n_accepted,
         n_decoded=n_decoded,

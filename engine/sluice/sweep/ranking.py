@@ -56,8 +56,9 @@ class Ranking:
 def rankings(rows: Iterable[Row]) -> tuple[Ranking, ...]:
     """One ranking a workload, in the order in which they first come; cold rows are left out.
 
-    Arms are compared by their mean effective tok/s over the prompts that all measured arms of the
-    workload have, each prompt the mean of its repeats.
+    Arms are compared by their mean effective tok/s over the prompts that all of them have, each
+    prompt the mean of its repeats. An arm that was measured on fewer than half of the workload's
+    prompts is left out: it would take the others' prompts from the comparison.
     """
     found = []
     by_workload: dict[str, list[Row]] = defaultdict(list)
@@ -83,13 +84,15 @@ def noise_of(rows: Iterable[Row]) -> Noise | None:
 
 
 def _ranking(workload: str, by_arm: Mapping[str, Sequence[Row]], noise: Noise | None) -> Ranking:
-    prompts = set.intersection(*({row.prompt for row in rows} for rows in by_arm.values()))
+    prompts_of = {arm: {row.prompt for row in rows} for arm, rows in by_arm.items()}
+    n_prompts = len(set().union(*prompts_of.values()))
+    complete = [arm for arm, prompts in prompts_of.items() if 2 * len(prompts) >= n_prompts]
+    prompts = set.intersection(*(prompts_of[arm] for arm in complete))
     rates, counts = {}, {}
-    for arm, rows in by_arm.items():
-        shared = [row for row in rows if row.prompt in prompts]
-        if shared:
-            rates[arm] = statistics.fmean(by_prompt(shared, effective_tok_s).values())
-            counts[arm] = len(shared)
+    for arm in complete if prompts else []:
+        shared = [row for row in by_arm[arm] if row.prompt in prompts]
+        rates[arm] = statistics.fmean(by_prompt(shared, effective_tok_s).values())
+        counts[arm] = len(shared)
     order = sorted(rates, key=lambda arm: -rates[arm])
     ranked: list[Ranked] = []
     leader, rank = "", 0

@@ -19,7 +19,7 @@ from sluice.errors import RequestError
 from sluice.sweep.prose import long_prose, short_prose
 
 SCHEMA: Final = "sluice-workload/1"
-CARD: Final = {"temp": 1.0, "top_p": 0.95, "top_k": 20}
+CARD: Final[Mapping[str, Any]] = {"temp": 1.0, "top_p": 0.95, "top_k": 20}
 """A model card's sampler: that of the sampled workloads."""
 
 LONG_PROSE_TOKENS: Final = 24_000

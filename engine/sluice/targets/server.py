@@ -17,7 +17,14 @@ from typing import Any
 
 from sluice.errors import RequestError, SystemFault
 from sluice.targets.server_process import ServerProcess, free_port
-from sluice.targets.server_reply import Counters, Reply, parse_counters, parse_error, parse_reply
+from sluice.targets.server_reply import (
+    Counters,
+    Reply,
+    parse_counters,
+    parse_error,
+    parse_prompt,
+    parse_reply,
+)
 
 _BODY_BYTES = 64 << 20
 _HELP_S = 60.0
@@ -40,6 +47,15 @@ class ServerDrafts:
     n_max: int
     n_min: int = 0
     p_min: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what llama-server would abort on.
+
+        Raises:
+            RequestError: ``n_max`` is no draft.
+        """
+        if self.n_max < 1:
+            raise RequestError(f"n_max {self.n_max}: a draft has 1 token or more; None is no MTP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +150,26 @@ class ServerTarget:
             raise SystemFault(f"{self._name}: {err}") from None
         return self._with_steps(self._with_log(reply, mark), before)
 
+    def chat_prompt(self, text: str, *, thinking: bool = False) -> str:
+        """``text`` as one user's turn in the model's chat template, up to where it answers.
+
+        Args:
+            text: what the user says.
+            thinking: the template's ``enable_thinking``, where it has that.
+
+        Raises:
+            SystemFault: as ``complete``; or the model has no template that takes it.
+        """
+        asked = {
+            "messages": [{"role": "user", "content": text}],
+            "chat_template_kwargs": {"enable_thinking": thinking},
+        }
+        body = self._ask("/apply-template", json.dumps(asked).encode())
+        try:
+            return parse_prompt(body)
+        except SystemFault as err:
+            raise SystemFault(f"{self._name}: {err}") from None
+
     def props(self) -> dict[str, Any]:
         """What the server says of itself at /props; empty where it says nothing."""
         try:
@@ -151,7 +187,7 @@ class ServerTarget:
         until, pause_s = time.monotonic() + ready_s, 0.02
         while True:
             if self.process is not None and self.process.exit_code is not None:
-                raise self._fault("before it was ready")
+                raise self._fault("did not become ready")
             left_s = until - time.monotonic()
             if left_s <= 0:
                 raise self._fault(f"not ready after {ready_s:g} s")
@@ -212,12 +248,10 @@ class ServerTarget:
         except (OSError, http.client.HTTPException) as err:
             reason = err.reason if isinstance(err, urllib.error.URLError) else err
             if isinstance(reason, TimeoutError):
-                what = f"no answer to {path} after {timeout_s:g} s"
-            elif isinstance(err, urllib.error.URLError):
-                what = f"cannot be reached: {_why(reason)}"
-            else:
-                what = f"broke off its answer to {path}: {_why(reason)}"
-            raise self._fault(what) from None
+                raise self._fault(f"no answer to {path} after {timeout_s:g} s") from None
+            is_refused = isinstance(err, urllib.error.URLError)
+            what = "cannot be reached" if is_refused else f"broke off its answer to {path}"
+            raise self._fault(what, _why(reason)) from None
 
     def _send(self, path: str, data: bytes | None, timeout_s: float) -> http.client.HTTPResponse:
         headers = self._key | ({"Content-Type": "application/json"} if data is not None else {})
@@ -241,11 +275,11 @@ class ServerTarget:
     def _name(self) -> str:
         return self.process.name if self.process is not None else self.url
 
-    def _fault(self, what: str) -> SystemFault:
+    def _fault(self, what: str, why: str = "") -> SystemFault:
         """The fault ``what`` of a server that does not speak for itself."""
         if self.process is not None:
-            return self.process.fault(what)
-        return SystemFault(f"{self.url}: {what}")
+            return self.process.fault(what, why)
+        return SystemFault(f"{self.url}: {what}{f': {why}' if why else ''}")
 
 
 def start_server(

@@ -81,7 +81,7 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env={k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)},
+                env=_environment(),
                 start_new_session=True,  # the terminal's Ctrl-C is ours alone
             )
         except OSError as err:
@@ -117,18 +117,22 @@ class ServerProcess:
             time.sleep(_LOOK_S)
         return code
 
-    def fault(self, what: str) -> SystemFault:
-        """The fault ``what``, with how the process ended if it did, and its last words."""
+    def fault(self, what: str, why: str = "") -> SystemFault:
+        """The fault ``what``, with the process's last words.
+
+        How it ended is the reason if it did, else ``why``.
+        """
         code = self.wait(0.5)  # a connection breaks a moment before its process has ended
         if code is not None:
             self.log.join(1.0)
-            what = f"{_ending(code)} {what}"
+            why = _ending(code)
         words = self.log.last_words()
-        return SystemFault(
-            f"{self.name}: {what}; its last words: {words}"
+        end = (
+            f"its last words: {words}"
             if words
-            else f"{self.name}: {what}; it said nothing: run its command by itself to see why"
+            else "it said nothing: run its command by itself to see why"
         )
+        return SystemFault(f"{self.name}: {what}{f': {why}' if why else ''}; {end}")
 
     def close(self) -> None:
         """End it, with all that it started; returns when it is gone. May be called again."""
@@ -145,6 +149,12 @@ class ServerProcess:
                 os.killpg(guard.pid, signal.SIGKILL)
             guard.wait()
             self.log.join(1.0)
+
+
+def _environment() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
+    # A debugger at an abort takes its time, and the last words.
+    return kept | {"GGML_NO_BACKTRACE": "1"}
 
 
 def _ending(code: int) -> str:

@@ -46,6 +46,21 @@ class Reply:
     mean_len: float | None = None
     log_line: str = ""
 
+    @property
+    def decoded_n(self) -> int:
+        """Tokens that ``predicted_ms`` gave: all but the first, which is the prompt's."""
+        return max(0, self.predicted_n - 1)
+
+    @property
+    def undrafted_steps(self) -> int | None:
+        """Steps that verified nothing and gave one token each; None where steps are not known.
+
+        An answer that ends inside an accepted draft hides as many of them as it cut tokens off.
+        """
+        if self.verify_steps is None:
+            return None
+        return max(0, self.decoded_n - self.accepted - self.verify_steps)
+
 
 @dataclass(frozen=True, slots=True)
 class Counters:
@@ -105,6 +120,18 @@ def parse_reply(body: bytes) -> Reply:
     if tokens and len(tokens) > reply.predicted_n:
         raise _nonsense("predicted_n", reply.predicted_n, f"with {len(tokens)} tokens answered")
     return reply
+
+
+def parse_prompt(body: bytes) -> str:
+    """The prompt that the body of an answer of /apply-template holds.
+
+    Raises:
+        SystemFault: it holds none.
+    """
+    prompt = _object(body).get("prompt")
+    if not isinstance(prompt, str):
+        raise SystemFault(f"its answer has no prompt: {_shown(body)}")
+    return prompt
 
 
 def parse_error(body: bytes) -> str:

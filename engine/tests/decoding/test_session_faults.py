@@ -225,11 +225,12 @@ def test_opening_and_closing_leaks_nothing(config: Config, changes: dict[str, An
     assert not [t for t in threading.enumerate() if t.name.startswith("lane")]
 
 
-def test_a_closed_session_lets_go_of_the_buffers(config: Config) -> None:
+@pytest.mark.parametrize("changes", [{}, CACHED], ids=str)
+def test_a_closed_session_lets_go_of_the_buffers(config: Config, changes: dict[str, Any]) -> None:
     gc.collect()
     gc.disable()
     try:
-        session = Session(config.replace(**STREAMED, **MTP))
+        session = Session(config.replace(**STREAMED, **MTP, **changes))
         session.generate([5, 6], n=3).run()
         assert session.streamer is not None
         arena, dense = session.streamer.arena, session.streamer.dense

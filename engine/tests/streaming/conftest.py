@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from sluice.seams import NO_SEAMS, Seams
+from sluice.streaming.arena import Arena
+from sluice.streaming.cache import ExpertCache
 from sluice.streaming.lanes import Lanes
+from sluice.streaming.pages import Pages
 from sluice.streaming.reader import Channel, SliceReader
 
-from .parts import SIZE
+from .parts import PAGE, SIZE, layout
+from .rig import UNEVEN, Rig, expert_bytes
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +69,35 @@ def start(make: Callable[..., SliceReader]) -> Iterator[Callable[..., Lanes]]:
     yield start_
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def rig(start: Callable[..., Lanes], content: bytes) -> Callable[..., Rig]:
+    """``rig(budget, slices=..., n_layers=4, n_expert=8)``; a budget in bytes, or in experts."""
+
+    def rig_(
+        budget_bytes: int = SIZE,
+        *,
+        experts: int = 0,
+        slices: tuple[int, ...] = UNEVEN,
+        n_layers: int = 4,
+        n_expert: int = 8,
+        lanes: int = 2,
+        seams: Seams = NO_SEAMS,
+    ) -> Rig:
+        found = layout(slices, n_layers=n_layers, n_expert=n_expert)
+        arena = Arena(found, granule_bytes=PAGE, shared=False)
+        reading = start(lanes, direct=False, seams=seams)
+        pages = Pages(arena)
+        budget_bytes = experts * expert_bytes(found) if experts else budget_bytes
+        made: list[Rig] = []
+        cache = ExpertCache(
+            found, pages, reading, lambda *one: made[0].plan(*one), budget_bytes, seams
+        )
+        made.append(Rig(found, arena, reading, pages, cache, content))
+        return made[0]
+
+    return rig_
 
 
 def no_warning(text: str) -> None:

@@ -114,16 +114,14 @@ def test_our_own_copy_is_the_only_one(
     assert mapped_rss(path) > session.streamer.plan.trunk_dense_bytes // 2
 
 
-def test_progress_is_told_to_the_end(opened: Open) -> None:
-    for mode in ("anon", "warm"):
-        told: list[tuple[str, int, int]] = []
-        opened(
-            moe_stream=True, dense_weights=mode,
-            session={"progress": lambda *step: told.append(step)},
-        )  # fmt: skip
-        dense = [(done, total) for stage, done, total in told if stage == "dense"]
-        assert dense == sorted(dense)
-        assert dense[-1][0] == dense[-1][1] > 0
+@pytest.mark.parametrize("mode", ["anon", "warm"])
+def test_progress_is_told_to_the_end(opened: Open, mode: str) -> None:
+    told: list[tuple[str, int, int]] = []
+    session = {"progress": lambda *step: told.append(step)}
+    opened(moe_stream=True, dense_weights=mode, session=session)
+    dense = [(done, total) for stage, done, total in told if stage == "dense"]
+    assert dense == sorted(dense)
+    assert dense[-1][0] == dense[-1][1] > 0
 
 
 class NoDense(Seams):

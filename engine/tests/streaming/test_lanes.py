@@ -122,7 +122,7 @@ def test_an_error_comes_out_when_all_are_done(start: Start, content: bytes, help
     bad = [named("second", SIZE), named("third", SIZE + 5)]
     jobs = [*good[:100], *bad, *good[100:]]
     lanes.submit(jobs)
-    with pytest.raises(ReadFault, match="10 bytes of second .* the file ends there"):
+    with pytest.raises(ReadFault, match=r"10 bytes of second .* the file ends there"):
         lanes.wait(jobs)
     assert all(job.is_done for job in jobs)
     for i, job in enumerate(good):

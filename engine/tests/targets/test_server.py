@@ -54,7 +54,7 @@ class Double:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
         self.thread.start()
 
     def close(self) -> None:
@@ -126,6 +126,19 @@ def test_a_request_says_all_that_an_answer_depends_on(double: Double) -> None:
         "stream": False,
     }
     assert headers["Authorization"] == "Bearer secret"
+
+
+def test_the_server_puts_a_prompt_into_the_model_s_chat_template(double: Double) -> None:
+    target = ServerTarget(double.url)
+    double.ways["/apply-template"] = answer(200, b'{"prompt": "<user>hi<assistant>"}')
+    assert target.chat_prompt("hi", thinking=True) == "<user>hi<assistant>"
+    path, sent, _ = double.asked[-1]
+    assert path == "/apply-template"
+    assert sent["messages"] == [{"role": "user", "content": "hi"}]
+    assert sent["chat_template_kwargs"] == {"enable_thinking": True}
+    double.ways["/apply-template"] = answer(200, b'{"prompt": [1]}')
+    with pytest.raises(SystemFault, match=r"127\.0\.0\.1:\d+: its answer has no prompt: "):
+        target.chat_prompt("hi")
 
 
 def counters(*values: int) -> bytes:
@@ -259,6 +272,11 @@ def test_drafts_are_spelled_as_the_server_knows_them(help_text: str, expected: s
     assert draft_flags(help_text, None) == ["--spec-type", "none"]
 
 
+def test_no_draft_at_all_is_no_number_of_tokens() -> None:
+    with pytest.raises(RequestError, match=r"n_max 0: a draft has 1 token or more"):
+        ServerDrafts(0)
+
+
 def test_a_server_of_before_mtp_cannot_draft() -> None:
     assert draft_flags("--port N --draft-max N", None) == []
     with pytest.raises(SystemFault, match=r"has no --spec-type, so no MTP; use a newer llama\.cpp"):
@@ -309,7 +327,7 @@ def test_a_server_that_does_not_come_up_is_a_fault_with_its_last_words(
     with pytest.raises(SystemFault) as fault:
         start_server(command("no model"), ServerDrafts(3))
     assert str(fault.value) == (
-        f"{PYTHON}: ended with exit code 1 before it was ready;"
+        f"{PYTHON}: did not become ready: ended with exit code 1;"
         " its last words: error: failed to open no.gguf"
     )
     with pytest.raises(SystemFault, match=r"not ready after 1 s; it said nothing: run its command"):
@@ -323,8 +341,9 @@ def test_a_server_that_dies_under_a_request_is_a_fault_and_the_next_one_starts(
         for _ in range(2):
             with pytest.raises(SystemFault) as fault:
                 server.complete(ASKED)
-            assert str(fault.value).startswith(f"{PYTHON}: was killed by SIGABRT ")
-            assert str(fault.value).endswith("; its last words: GGML_ASSERT(n_tokens > 0) failed")
+            words = "was killed by SIGABRT; its last words: GGML_ASSERT(n_tokens > 0) failed"
+            assert str(fault.value).startswith(f"{PYTHON}: ")
+            assert str(fault.value).endswith(f": {words}")
     with (
         start_server(command("silent"), grace_s=0.2, timeout_s=0.5) as server,
         pytest.raises(SystemFault, match=r"no answer to /completion after 0\.5 s; its last words"),
@@ -349,6 +368,7 @@ def test_a_server_of_ours_drafts_as_it_is_told(llama_server: Path, config: Confi
     assert first.verify_steps is not None
     assert first.accepted_by_position is not None
     assert sum(first.accepted_by_position) == first.accepted
+    assert first.undrafted_steps == 47 - first.accepted - first.verify_steps
     assert first.mean_len == round(1 + first.accepted / first.verify_steps, 2)
     assert f"{first.accepted} accepted" in first.log_line
     assert first.cached_n == replies[1].cached_n == 0

@@ -115,31 +115,33 @@ def test_what_a_server_that_ended_left_running_goes_too() -> None:
     [
         (
             "import sys; sys.exit('error: no model')",
-            "ended with exit code 1 early; its last words: error: no model",
+            "not up: ended with exit code 1; its last words: error: no model",
         ),
         (
             "import os; print('up', flush=True); os.kill(os.getpid(), 11)",
-            "was killed by SIGSEGV early; its last words: up",
+            "not up: was killed by SIGSEGV; its last words: up",
         ),
         (
             "pass",
-            "ended with exit code 0 early; it said nothing: run its command by itself to see why",
+            "not up: ended with exit code 0; it said nothing: run its command by itself to see why",
         ),
     ],
 )
 def test_a_fault_says_how_the_server_ended_and_its_last_words(code: str, expected: str) -> None:
     with started(code) as server:
         assert server.wait(20) is not None
-        assert str(server.fault("early")) == f"{Path(sys.executable).name}: {expected}"
+        assert (
+            str(server.fault("not up", "no connection"))
+            == f"{Path(sys.executable).name}: {expected}"
+        )
 
 
 def test_a_program_that_cannot_start_is_a_fault(tmp_path: Path) -> None:
     with ServerProcess([str(tmp_path / "none")], grace_s=0.2) as server:
         server.wait(20)
-        fault = server.fault("before it was ready")
+        fault = server.fault("not up")
     assert str(fault) == (
-        f"none: did not start before it was ready; its last words: {tmp_path}/none:"
-        " No such file or directory"
+        f"none: not up: did not start; its last words: {tmp_path}/none: No such file or directory"
     )
     with pytest.raises(SystemFault, match="cannot be started: Argument list too long"):
         ServerProcess(["x", "y" * (1 << 20)])

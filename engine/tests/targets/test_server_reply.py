@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -76,6 +77,17 @@ def test_an_answer_is_its_text_tokens_and_timings() -> None:
 def test_an_answer_of_a_server_that_drafted_nothing_names_no_drafts() -> None:
     reply = parse_reply(body({"draft_n": None, "draft_n_accepted": None, "cache_n": None}))
     assert (reply.drafted, reply.accepted, reply.cached_n) == (0, 0, 0)
+
+
+def test_steps_that_verified_nothing_are_what_is_left() -> None:
+    reply = parse_reply(body())
+    assert (reply.decoded_n, reply.undrafted_steps) == (4, None)
+    # One verify step gave 1 + 2 tokens, and one plain step the fourth.
+    assert dataclasses.replace(reply, verify_steps=1).undrafted_steps == 1
+    assert dataclasses.replace(reply, verify_steps=2).undrafted_steps == 0
+    assert dataclasses.replace(reply, verify_steps=3).undrafted_steps == 0
+    nothing = dataclasses.replace(reply, predicted_n=0, accepted=0, verify_steps=0)
+    assert (nothing.decoded_n, nothing.undrafted_steps) == (0, 0)
 
 
 def test_an_older_server_answers_without_tokens() -> None:

@@ -1,0 +1,128 @@
+"""A cache over the file of random bytes, and what a streamer does with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sluice.seams import Seams
+from sluice.streaming.arena import Arena
+from sluice.streaming.cache import ExpertCache, Slot
+from sluice.streaming.lanes import Job, Lanes
+from sluice.streaming.layout import ExpertLayout
+from sluice.streaming.pages import Pages
+
+from .parts import PAGE, present
+
+WAIT_S = 20
+UNEVEN = (5000, 2500)
+EVEN = (PAGE,)
+"""Every expert has two pages, but that neighbours have one in common."""
+
+
+@dataclass
+class Rig:
+    """A cache over the file of random bytes, and what a streamer does with it."""
+
+    layout: ExpertLayout
+    arena: Arena
+    lanes: Lanes
+    pages: Pages
+    cache: ExpertCache
+    content: bytes
+    number: int = 0
+
+    def plan(self, layer: int, expert: int, is_ahead: bool) -> dict[str, list[Job]]:
+        return {
+            tensor.part: [
+                Job(read, is_ahead=is_ahead)
+                for read in self.arena.slice_reads(tensor, expert, expert, 0, 1)
+            ]
+            for tensor in self.layout.layers[layer]
+        }
+
+    def route(self, layer: int, experts: Iterable[int]) -> tuple[set[int], set[int]]:
+        """A pass through a layer: experts that were there, and that were read."""
+        self.number += 1
+        hits, missing, waiting = set(), set(), []
+        for expert in experts:
+            slot = self.cache.get((layer, expert))
+            if slot is None:
+                missing.add(expert)
+            else:
+                slot.needed_in, slot.is_ahead = self.number, False
+                hits.add(expert)
+                waiting += jobs_of(slot)
+        loaded = self.cache.load(layer, sorted(missing), self.number) if missing else []
+        jobs = [job for slot in loaded for job in jobs_of(slot)]
+        self.lanes.submit(jobs)
+        self.lanes.hurry(waiting)
+        self.lanes.wait([*waiting, *jobs])
+        return hits, missing
+
+    def ahead(self, layer: int, expert: int) -> Slot | None:
+        """Reads an expert ahead, as the pass that runs now would."""
+        slot = self.cache.load_ahead(layer, expert, self.number)
+        if slot is not None:
+            self.lanes.submit(jobs_of(slot))
+        return slot
+
+    def is_there(self, layer: int, expert: int) -> bool:
+        """Whether its bytes are in memory as in the file."""
+        return all(
+            bytes(self.arena.slice_view(t, expert))
+            == self.content[t.offset + expert * t.slice_bytes :][: t.slice_bytes]
+            for t in self.layout.layers[layer]
+        )
+
+    def cost_bytes(self, n_expert: int = 1) -> int:
+        """Pages that so many experts of a layer touch at most."""
+        return n_expert * expert_bytes(self.layout)
+
+    def held_bytes(self) -> int:
+        """Pages of the experts that the cache says it has, counted one by one."""
+        pages = {
+            (t.name, page)
+            for layer, tensors in self.layout.layers.items()
+            for expert in range(tensors[0].n_expert)
+            if (layer, expert) in self.cache
+            for t in tensors
+            for page in range(
+                (t.offset % PAGE + expert * t.slice_bytes) // PAGE,
+                (t.offset % PAGE + (expert + 1) * t.slice_bytes - 1) // PAGE + 1,
+            )
+        }
+        return len(pages) * PAGE
+
+    def memory_bytes(self) -> int:
+        """What the system says is in memory."""
+        return PAGE * sum(
+            sum(present(self.arena.buffer(t).address, self.arena.buffer(t).size_bytes))
+            for t in self.layout.by_name.values()
+        )
+
+
+def expert_bytes(layout: ExpertLayout) -> int:
+    """Pages that one expert of a layer touches at most."""
+    return max(
+        sum((-(-(t.slice_bytes - 1) // PAGE) + 1) * PAGE for t in tensors)
+        for tensors in layout.layers.values()
+    )
+
+
+def jobs_of(slot: Slot) -> list[Job]:
+    return [job for part in slot.jobs.values() for job in part]
+
+
+class Held(Seams):
+    """A lane begins to read a tensor of ``layer`` when it is let go."""
+
+    def __init__(self, layer: int) -> None:
+        self.prefix = f"blk.{layer}."
+        self.holding, self.let_go = threading.Event(), threading.Event()
+
+    def lane_reads(self, tensor: str, is_ahead: bool) -> None:
+        if tensor.startswith(self.prefix):
+            self.holding.set()
+            assert self.let_go.wait(WAIT_S)
