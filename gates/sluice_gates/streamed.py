@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sluice.errors import GateFailure
+from sluice.errors import GateFailure, RequestError
 from sluice.targets import CacheBudgets, Run, cache_budgets
 from sluice_gates.bench import Bench
+from sluice_gates.gate import NotApplicable
 from sluice_gates.prompts import Prompt
 
 MIB = 1 << 20
@@ -35,6 +36,25 @@ def streamed(bench: Bench, prompt: Prompt, **changes: Any) -> Run:
     run = bench.run(prompt, n=bench.n_streamed, moe_stream=True, **changes)
     check(bench, wanted, run, f"{prompt.name}, resident and {words(changes)}")
     return run
+
+
+def foretold(bench: Bench, prompt: Prompt, **changes: Any) -> Run:
+    """As :func:`streamed`, where routers may be run early.
+
+    Raises:
+        NotApplicable: the model's cannot be.
+    """
+    try:
+        return streamed(bench, prompt, **changes)
+    except RequestError as err:
+        if is_unforetold(err):
+            raise NotApplicable(str(err)) from None
+        raise
+
+
+def is_unforetold(err: RequestError) -> bool:
+    """Whether it is the refusal of a model whose routers cannot be run early."""
+    return str(err).startswith("--predict-prefetch, --predict-log:")
 
 
 def check(bench: Bench, wanted: Run, run: Run, what: str) -> None:

@@ -16,6 +16,7 @@ from sluice_gates.streamed import (
     budgets,
     check,
     evicted,
+    is_unforetold,
     need,
     resident,
     used_ahead,
@@ -51,7 +52,10 @@ def test_shards(bench: Bench) -> str:
     folder = bench.scratch / f"shards-{bench.model.label}"
     folder.mkdir(exist_ok=True)
     try:
-        first = sharded(bench.model.path, folder, N_SHARDS)
+        try:
+            first = sharded(bench.model.path, folder, N_SHARDS)
+        except ValueError as err:
+            raise NotApplicable(str(err)) from None
         shards = sorted(folder.glob(f"*-of-{N_SHARDS:05d}.gguf"))
         need(len(shards) == N_SHARDS and first == shards[0], f"no {N_SHARDS} shards")
         return _shards(bench, shards)
@@ -114,9 +118,9 @@ def _layout(bench: Bench, name: str, path: Path) -> list[Run]:
         try:
             run = bench.run(prompt, moe_stream=True, **changes)
         except RequestError as err:
-            if "predict_prefetch" not in way or "--predict-prefetch" not in str(err):
-                raise
-            continue
+            if is_unforetold(err):
+                continue
+            raise
         check(bench, wanted, run, f"{name}, resident and {words(way)}")
         need(not way or evicted(run), f"nothing evicted, {name}")
         if "predict_prefetch" in way:

@@ -16,6 +16,7 @@ from sluice_gates.streamed import (
     MIB,
     budgets,
     evicted,
+    foretold,
     hits,
     need,
     overlapped_mib,
@@ -25,8 +26,8 @@ from sluice_gates.streamed import (
 
 LANES = (1, 2, 4, 8)
 DRAFTS = (1, 3)
-BUDGETS_MAX = 16
-"""Budgets of one model: a larger one gets as many, evenly spread."""
+LARGE_BUDGETS = 3
+"""Budgets that a large model is run with, evenly spread."""
 
 AHEAD: tuple[dict[str, Any], ...] = ({"prefetch": 1}, {"prefetch": 3})
 DENSE = ("anon", "warm", "mmap")
@@ -56,7 +57,8 @@ def test_cache_budgets(bench: Bench) -> str:
         )
     below = range(found.smallest_mb, -(-_peak_bytes(whole) // MIB))
     runs = []
-    for budget in below[:: -(-len(below) // BUDGETS_MAX) or 1]:
+    step = 1 if bench.model.is_small else -(-len(below) // LARGE_BUDGETS)
+    for budget in below[:: max(step, 1)]:
         run = streamed(bench, prompt, cache_mb=budget)
         need(evicted(run), f"nothing evicted from a cache of {budget} MiB")
         need(hits(run), f"no hit with a cache of {budget} MiB")
@@ -201,7 +203,7 @@ def test_predict_log_control(bench: Bench) -> str:
     settings = [{}, *([{"mtp": True, "draft": 3}] if bench.model.facts.has_head else [])]
     runs, shares = [], []
     for changes in settings:
-        run = streamed(bench, prompt, cache_mb=budgets(bench).whole_mb, predict_log=True, **changes)
+        run = foretold(bench, prompt, cache_mb=budgets(bench).whole_mb, predict_log=True, **changes)
         control = run.metrics.predictions.get(CONTROL)
         need(control.n_named if control is not None else 0, "nothing predicted")
         for name, counts in run.metrics.predictions.items():
@@ -308,7 +310,7 @@ def _ahead(bench: Bench, ways: tuple[dict[str, Any], ...], cache_mbs: tuple[int,
     prompt, runs = bench.general[0], []
     for way, cache_mb, sync in itertools.product(ways, cache_mbs, (False, True)):
         changes = {**way, "cache_mb": cache_mb, "force_cache": True}
-        run = streamed(bench, prompt, **changes, **({"prefetch_sync": True} if sync else {}))
+        run = foretold(bench, prompt, **changes, **({"prefetch_sync": True} if sync else {}))
         awaited = run.metrics.generated.n_ahead_awaited
         if sync and awaited:
             raise GateFailure(f"{awaited} experts still on their way with --prefetch-sync")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,16 @@ class FakeTarget:
             return made
         counter = ReadCounter(read_bytes=1 << 20, n_slices=8) if config.moe_stream else None
         return Run(made, Metrics(decode=counter or ReadCounter()))
+
+    def run_all(
+        self, config: Config, prompt: str | Sequence[int], calls: Sequence[Mapping[str, Any]]
+    ) -> list[Run]:
+        """As the engine's."""
+        return [self.run(config, prompt, overrides=dict(overrides)) for overrides in calls]
+
+    def run_together(self, configs: Sequence[Config], prompt: str | Sequence[int]) -> list[Run]:
+        """As the engine's."""
+        return [self.run(config, prompt) for config in configs]
 
 
 BenchMaker = Callable[..., Bench]

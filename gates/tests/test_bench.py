@@ -72,6 +72,21 @@ def test_every_run_is_recorded_under_a_telling_name(make_bench: BenchMaker) -> N
     ]
 
 
+def test_sessions_are_recorded_by_their_generations(make_bench: BenchMaker) -> None:
+    seen: list[str] = []
+    bench = make_bench(recorder=lambda name, _evidence: seen.append(name))
+    prompt = bench.general[0]
+    runs = bench.run_all(prompt, [{}, {"cache_mb": 2}], moe_stream=True, cache_mb=3)
+    runs += bench.run_together(prompt, {"n": 5}, {"n": 5, "moe_stream": True})
+    assert len(runs) == runs_of(bench) == 4
+    assert seen == [
+        "Q8_0-one-moe_stream-cache_mb=3-n=96-t=1-generation-1",
+        "Q8_0-one-moe_stream-cache_mb=3-cache_mb=2-n=96-t=1-generation-2",
+        "Q8_0-one-plain-n=5-t=1-session-1-of-2",
+        "Q8_0-one-moe_stream-n=5-t=1-session-2-of-2",
+    ]
+
+
 def test_no_evidence_is_a_failure(make_evidence: Make, make_speculated: Make) -> None:
     empty = Run(make_evidence([]), Metrics())
     with pytest.raises(GateFailure, match="no evidence: nothing was generated"):

@@ -24,7 +24,7 @@ from sluice_gates.prompts import prompt_set
 STREAMING = ("streaming", "sessions", "layouts")
 FAMILIES = ("identity", "speculation", *STREAMING, "drafts", "divergence")
 N_TOKENS = 64
-N_STREAMED = 48
+N_STREAMED = 32
 N_LAYOUTS = 3
 RECORDED = ("golden-plain",)
 """Gates that fill the matrix's own golden, and stand in no column: plain resident runs have no

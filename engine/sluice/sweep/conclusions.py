@@ -68,9 +68,9 @@ def _conclusion(
     first = warm[fastest[0]]
     sentences = [_fastest(ranking, warm), _against_off(ranking, warm)]
     if first.arm.mtp:
-        sentences += [_cost(first, warm), _one_more(first, warm), _acceptance(first)]
+        sentences += [_cost(first, warm), _one_more(first, warm, ranking), _acceptance(first)]
     else:
-        sentences += [_first_slot(first, warm)]
+        sentences += [_first_slot(first, warm, ranking)]
     sentences += [_undrafted(first), _texts(about), *_unmeasured(figures)]
     return Conclusion(
         workload,
@@ -91,7 +91,8 @@ def _fastest(ranking: Ranking, warm: dict[str, ArmFigures]) -> str:
     if not others:
         return f"The only arm measured is {said}."
     second = others[0]
-    ahead = f"{percent(second.behind, 1)} ahead of {second.arm} ({rate(second.effective_tok_s)})"
+    lead = first.effective_tok_s / second.effective_tok_s - 1
+    ahead = f"{percent(lead, 1)} ahead of {second.arm} ({rate(second.effective_tok_s)})"
     if ranking.noise is None:
         return (f"{said} came out first, {ahead}. Nothing was repeated, so there is no noise floor"
                 " to hold that against, and nothing is ranked.")  # fmt: skip
@@ -129,6 +130,9 @@ def _against_off(ranking: Ranking, warm: dict[str, ArmFigures]) -> str:
 def _cost(first: ArmFigures, warm: dict[str, ArmFigures]) -> str:
     cost = first.slot_off
     off = warm.get(first.arm.baseline)
+    if not first.arm.is_fixed:
+        return ("Its drafts are of no fixed length, so that one slot has no cost of its own: a step"
+                f" takes {milliseconds(first.step_s)} ms, all steps counted.")  # fmt: skip
     if cost is None or off is None or off.step_s is None:
         return ""
     tokens = first.tokens_per_step.mean if first.tokens_per_step is not None else None
@@ -139,14 +143,14 @@ def _cost(first: ArmFigures, warm: dict[str, ArmFigures]) -> str:
     )
 
 
-def _one_more(first: ArmFigures, warm: dict[str, ArmFigures]) -> str:
+def _one_more(first: ArmFigures, warm: dict[str, ArmFigures], ranking: Ranking) -> str:
     """The next longer fixed length, as measured or as the slots so far let expect."""
     if not first.arm.is_fixed:
         return ""
     longer = next((one for one in warm.values() if one.slot_next is not None
                    and one.slot_next.against == first.arm.name), None)  # fmt: skip
     if longer is not None and longer.slot_next is not None:
-        return _added(longer)
+        return _added(longer, ranking)
     if first.slot_off is None or first.tokens_per_step is None or not first.step_s:
         return ""
     needs = formulas.gain_to_pay(first.slot_off.cost_s, first.tokens_per_step.mean / first.step_s)
@@ -154,18 +158,23 @@ def _one_more(first: ArmFigures, warm: dict[str, ArmFigures]) -> str:
             f" {number(needs)} tokens per step to pay.")  # fmt: skip
 
 
-def _first_slot(first: ArmFigures, warm: dict[str, ArmFigures]) -> str:
+def _first_slot(first: ArmFigures, warm: dict[str, ArmFigures], ranking: Ranking) -> str:
     longer = next((one for one in warm.values() if one.slot_next is not None
                    and one.slot_next.against == first.arm.name), None)  # fmt: skip
-    return "" if longer is None else _added(longer)
+    return "" if longer is None else _added(longer, ranking)
 
 
-def _added(longer: ArmFigures) -> str:
+def _added(longer: ArmFigures, ranking: Ranking) -> str:
     cost = longer.slot_next
     assert cost is not None
     verdict = "so it pays" if cost.pays else "so it does not pay"
+    ranked = {one.arm for one in ranking.arms}
+    if not {longer.arm.name, cost.against} <= ranked or not ranking.is_apart(
+        longer.arm.name, cost.against
+    ):
+        verdict += ", as far as the noise lets one tell"
     return (
-        f"Going on to {longer.arm.name}, one more slot costs {milliseconds(cost.cost_s)} ms"
+        f"Going on to {longer.arm.name}, each further slot costs {milliseconds(cost.cost_s)} ms"
         f" ({percent(cost.share)} of a token) and must add {number(cost.gain_to_pay)} tokens per"
         f" step; it added {number(cost.gain)}, {verdict}."
     )

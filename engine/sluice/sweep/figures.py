@@ -56,10 +56,10 @@ class ArmFigures:
         tok_s: tokens a second of the target's decodes alone.
         effective_tok_s: tokens a second of decoding, drafting and catch-up together.
         step_s: tokens per step over effective tok/s.
-        slot_off: cost of a slot against MTP off; of an arm of variable length, over the slots
-            that it drafted per step.
-        slot_next: cost of a slot against the next shorter fixed length that was measured (MTP off
-            is length 0); of fixed lengths only.
+        slot_off: cost of a slot against MTP off; of fixed lengths only, because an arm of
+            variable length also pays for the draft that fell below its threshold.
+        slot_next: cost of a slot against the next shorter fixed length that was measured, where
+            MTP off is length 0.
         mib_per_token: read from disk for each token that decodes gave.
         mib_per_accepted: read from disk for each accepted draft.
         hashes: SHA-256 of the greedy text by prompt, every one that its repeats gave.
@@ -183,10 +183,9 @@ def _with_costs(
     arm = base.arm
     off = measured.get((arm.baseline, base.is_cold), ())
     rows = measured.get((arm.name, base.is_cold), ())
-    n_slots = float(arm.n_max) if arm.is_fixed else base.drafted_per_step
-    if not arm.mtp or not n_slots:
+    if not arm.is_fixed:
         return base
-    slot_off = slot_cost(arm.baseline, rows, off, n_slots, off)
+    slot_off = slot_cost(arm.baseline, rows, off, arm.n_max, off)
     slot_next = None
     shorter = [
         other
@@ -196,7 +195,7 @@ def _with_costs(
         and other.n_max < arm.n_max
         and measured.get((other.name, base.is_cold))
     ]
-    if arm.is_fixed and shorter:
+    if shorter:
         nearest = max(shorter, key=lambda other: other.n_max)
         slot_next = slot_cost(
             nearest.name,

@@ -47,6 +47,16 @@ class Ranking:
         """The fastest arm, and those that cannot be told from it."""
         return tuple(a.arm for a in self.arms if a.rank == 1)
 
+    def is_apart(self, a: str, b: str) -> bool:
+        """Whether two arms of the ranking differ by more than noise alone can make."""
+        if self.noise is None:
+            return False
+        fast, slow = sorted(
+            (one for one in self.arms if one.arm in (a, b)), key=lambda one: -one.effective_tok_s
+        )
+        apart = 1 - slow.effective_tok_s / fast.effective_tok_s
+        return apart > self.noise.floor(fast.n_requests, slow.n_requests)
+
     @property
     def is_settled(self) -> bool:
         """Whether one arm is the fastest, outside the noise."""

@@ -119,8 +119,8 @@ class Row:
         outcome: ``ok``; ``failed``, with the reason in ``error``; or ``refused`` by rule, with
             the rule in ``error``. Where it is not ``ok``, no count or time below is used.
         n_prompt: prompt tokens that were computed, in ``prompt_s``.
-        n_decoded: tokens that decodes gave: all that were generated but the first, which comes
-            with the prompt.
+        n_decoded: tokens that decodes gave: all but the first, which comes with the prompt; an
+            end-of-generation token is one, too.
         n_drafted, n_accepted: drafted tokens, and those of them that were accepted.
         n_verify: decodes that verified at least one drafted token.
         n_undrafted: decodes that verified none; with MTP off, all of them.

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from sluice.cli.run import run
 from sluice.config import Config, knobs, validate
 from sluice.errors import RequestError
 from sluice.sweep.arm import (
     STREAM_KEYS,
+    Arm,
     default_arms,
     distinct,
     drafting,
@@ -122,6 +124,7 @@ def test_the_flags_of_a_server() -> None:
     assert " ".join(parse("n_max=3,p_min=0.6,n_min=2").server_flags()) == (
         "--spec-type draft-mtp --spec-draft-n-max 3 --spec-draft-n-min 2 --spec-draft-p-min 0.6"
     )
+    assert parse("n_max=3,p_min=-0.0").server_flags()[-1] == "0"
     with pytest.raises(RequestError, match="a llama-server does not stream experts"):
         parse("n_max=3,moe_stream").server_flags()
 
@@ -133,6 +136,15 @@ def test_the_flags_of_run() -> None:
     assert " ".join(arm.run_flags()) == (
         "--moe-stream --no-odirect --cache-mb auto --mtp --draft 2 --draft-min 1 --mtp-p-min 0.5"
     )
+
+
+@pytest.mark.parametrize(
+    "arm", [*default_arms(), *streamed_arms({"odirect": False})], ids=lambda arm: arm.name
+)
+def test_run_understands_the_flags(arm: Arm) -> None:
+    with run.make_context("sluice run", ["bundled", "-p", "x", *arm.run_flags()]) as context:
+        given = context.params
+    assert {key: given[key] for key in arm.config_fields()} == arm.config_fields()
 
 
 def test_distinct_arms_keep_their_order() -> None:

@@ -25,6 +25,17 @@ def test_rows_are_on_disk_as_they_come(tmp_path: Path) -> None:
     assert read(tmp_path).identity == IDENTITY
 
 
+def test_a_row_is_on_the_disk_when_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = []
+    monkeypatch.setattr(os, "fsync", lambda fd: lengths.append(os.fstat(fd).st_size))
+    with RowFile(tmp_path, IDENTITY) as file:
+        file.append(row())
+        assert lengths[-1] == (tmp_path / FILE).stat().st_size
+    assert len(lengths) == 2
+
+
 def test_a_sweep_is_resumed_where_it_stopped(tmp_path: Path) -> None:
     with RowFile(tmp_path, IDENTITY) as file:
         file.append(row(prompt="a"))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,3 +55,59 @@ def test_a_failed_run_leaves_nothing_open(config: Config) -> None:
         with pytest.raises(RequestError):
             EngineTarget().run(config.replace(moe_stream=True), "")
     assert len(list(folder.iterdir())) == before
+
+
+def test_generations_of_one_session_share_its_cache(config: Config, prompt: str) -> None:
+    target = EngineTarget()
+    cached = config.replace(moe_stream=True, cache_mb=3)
+    lone = target.run(cached, prompt)
+    first, second, shrunk = target.run_all(cached, prompt, [{}, {}, {"cache_mb": 2, "n": 3}])
+    assert first.evidence == second.evidence == lone.evidence
+    assert first.held.cache_bytes == lone.held.cache_bytes == 0
+    assert 2 << 20 < second.held.cache_bytes <= 3 << 20
+    assert 0 < shrunk.held.cache_bytes <= 2 << 20
+    assert len(shrunk.evidence.ids) == 3
+
+
+def test_sessions_together_give_a_token_each_in_turns(config: Config, prompt: str) -> None:
+    seen: list[str] = []
+
+    class Turns(Seams):
+        def routing(self, selected: Any, flat: Any) -> Any:
+            seen.append(f"{len(selected)}")
+            return selected
+
+    target = EngineTarget(seams=Turns())
+    short = config.replace(moe_stream=True, n=3)
+    wanted = target.run(short, prompt)
+    layers = len(seen) // 3  # of the prompt's pass, and of two decodes
+    seen.clear()
+    runs = target.run_together([short, short, config.replace(n=6)], prompt)
+    assert [run.evidence.ids[:3] for run in runs] == [wanted.evidence.ids] * 3
+    assert [len(run.evidence.ids) for run in runs] == [3, 3, 6]
+    # Two prompts come before either's decodes.
+    rows = str(len(wanted.evidence.prompt_ids))
+    assert seen == [rows] * 2 * layers + ["1"] * 4 * layers
+
+
+@pytest.mark.parametrize(
+    ("changes", "in_memory", "owned"),
+    [
+        ({}, False, False),
+        ({"moe_stream": True, "dense_weights": "mmap"}, False, False),
+        ({"moe_stream": True, "dense_weights": "warm"}, True, False),
+        ({"moe_stream": True}, True, True),
+    ],
+)
+def test_what_a_session_held(
+    config: Config, changes: dict[str, Any], in_memory: bool, owned: bool
+) -> None:
+    held = EngineTarget().run(config.replace(n=1, **changes), [5, 6]).held
+    assert (held.dense_bytes > 0, held.dense_owned_bytes > 0) == (in_memory, owned)
+    assert not owned or held.dense_owned_bytes >= held.dense_bytes
+    assert held.cache_bytes == 0
+
+
+def test_no_odirect_is_seen(config: Config) -> None:
+    buffered = config.replace(n=1, moe_stream=True, odirect=False)
+    assert not EngineTarget().run(buffered, [5, 6]).held.is_direct
