@@ -37,7 +37,7 @@ bench:  ## how fast experts stream, against resident, raw disk and mmap; on an i
 	@$(MAKE) --no-print-directory NATIVE=1 .bench
 
 # In the environment of a build for this processor, whatever NATIVE is.
-.bench: $(VENV)/.plots
+.bench: $(STAMP)
 	@$(RUN) bench/streaming.py $(BENCH_ARGS)
 
 bench-numerics: $(STAMP)  ## what the numerics profiles cost, on an idle machine
@@ -83,8 +83,4 @@ $(STAMP): pyproject.toml ci/wheel ci/llama_build.py $(BROKEN)
 	  $(RUN) -m pip install -qq --disable-pip-version-check \
 	    --force-reinstall --no-deps "$$wheel" && \
 	  $(RUN) -m pip install -qq --disable-pip-version-check --editable '.[dev]'
-	@touch $@
-
-$(VENV)/.plots: $(STAMP)
-	@$(RUN) -m pip install -qq --disable-pip-version-check --editable '.[dev,bench]'
 	@touch $@

@@ -21,6 +21,7 @@ CatchUp = Literal["prefix", "batch"]
 Numerics = Literal["default", "decode-invariant", "invariant"]
 DenseWeights = Literal["anon", "warm", "mmap"]
 CacheMb = int | Literal["auto"]
+CacheMemory = Literal["auto", "slots", "pages"]
 
 DRAFT_MAX = 8
 THREADS_MAX = 512  # GGML_MAX_N_THREADS: ggml asserts above it
@@ -136,6 +137,13 @@ class Config:
     )  # fmt: skip
     force_cache: bool = _knob(
         False, "--force-cache", "Take a --cache-mb that is too small to be of use."
+    )
+    cache_memory: CacheMemory = _knob(
+        "auto",
+        "--cache-memory",
+        "How cached experts stand: in slots that are read over (slots), or each at an address of"
+        " its own, whose pages are given back (pages); auto is slots where they are possible.",
+        choices=get_args(CacheMemory),
     )
     dense_weights: DenseWeights = _knob(
         "anon",

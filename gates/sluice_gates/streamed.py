@@ -13,6 +13,8 @@ from sluice_gates.prompts import Prompt
 
 MIB = 1 << 20
 MTP = ("mtp", "draft")
+PAGES: dict[str, Any] = {"cache_memory": "pages"}
+"""Each cached expert at an address of its own; by default they stand in slots where they can."""
 
 
 def budgets(bench: Bench, **changes: Any) -> CacheBudgets:

@@ -7,7 +7,7 @@ from typing import Any
 from sluice.errors import GateFailure
 from sluice_gates.bench import Bench, measured
 from sluice_gates.gate import gate
-from sluice_gates.streamed import MIB, budgets, check, evicted, hits, need, resident
+from sluice_gates.streamed import MIB, PAGES, budgets, check, evicted, hits, need, resident
 
 
 @gate(
@@ -52,9 +52,10 @@ def test_warm_generation(bench: Bench) -> str:
     """
     prompt, found, runs = bench.general[0], budgets(bench), []
     wanted = resident(bench, prompt)
-    for cache_mb in (found.smallest_mb, found.whole_mb):
+    ways = ((found.smallest_mb, {}), (found.smallest_mb, PAGES), (found.whole_mb, {}))
+    for cache_mb, way in ways:
         first, second = bench.run_all(
-            prompt, [{}, {}], n=bench.n_streamed, moe_stream=True, cache_mb=cache_mb
+            prompt, [{}, {}], n=bench.n_streamed, moe_stream=True, cache_mb=cache_mb, **way
         )
         for run, which in ((first, "first"), (second, "second")):
             check(bench, wanted, run, f"{prompt.name}, resident, and {which} of a session")

@@ -11,9 +11,10 @@ from typing import Any
 from sluice.errors import GateFailure
 from sluice.targets import Run
 from sluice_gates.bench import Bench, accepted_and_rejected, measured, streamed_mib
-from sluice_gates.gate import gate
+from sluice_gates.gate import NotApplicable, gate
 from sluice_gates.streamed import (
     MIB,
+    PAGES,
     budgets,
     evicted,
     foretold,
@@ -43,31 +44,35 @@ CONTROL = "control"
 def test_cache_budgets(bench: Bench) -> str:
     """Every whole-MiB budget from the smallest legal one to all experts, and never beyond it.
 
-    Below all experts each run must evict and hit; with all of them none may be evicted.
+    Below all experts each run must evict and hit; with all of them none may be evicted. Experts
+    stand in slots; the smallest, the largest and the whole budget are run with pages, too.
 
     Kills evicted-slot-read, shared-page-dropped, cache-ignored and cache-unbounded.
     """
     prompt, found = bench.general[0], budgets(bench)
-    whole = streamed(bench, prompt, cache_mb=found.whole_mb)
-    need(hits(whole), f"no hit with a cache of {found.whole_mb} MiB")
-    if evicted(whole):
-        raise GateFailure(
-            f"{evicted(whole)} experts evicted from a cache of {found.whole_mb} MiB, which holds"
-            " every expert"
-        )
-    below = range(found.smallest_mb, -(-_peak_bytes(whole) // MIB))
-    runs = []
+    whole = [streamed(bench, prompt, cache_mb=found.whole_mb, **way) for way in ({}, PAGES)]
+    for run in whole:
+        need(hits(run), f"no hit with a cache of {found.whole_mb} MiB")
+        if evicted(run):
+            raise GateFailure(
+                f"{evicted(run)} experts evicted from a cache of {found.whole_mb} MiB, which holds"
+                " every expert"
+            )
+    below = range(found.smallest_mb, -(-min(map(_peak_bytes, whole)) // MIB))
     step = 1 if bench.model.is_small else -(-len(below) // LARGE_BUDGETS)
-    for budget in below[:: max(step, 1)]:
-        run = streamed(bench, prompt, cache_mb=budget)
+    ways = [{"cache_mb": size} for size in below[:: max(step, 1)]]
+    ways += [{**ways[0], **PAGES}, {**ways[-1], **PAGES}] if ways else []
+    runs = []
+    for way in ways:
+        run, budget = streamed(bench, prompt, **way), way["cache_mb"]
         need(evicted(run), f"nothing evicted from a cache of {budget} MiB")
         need(hits(run), f"no hit with a cache of {budget} MiB")
         if _peak_bytes(run) > budget * MIB:
-            raise GateFailure(f"{_peak_bytes(run)} bytes of pages in a cache of {budget} MiB")
+            raise GateFailure(f"{_peak_bytes(run)} bytes in a cache of {budget} MiB")
         runs.append(run)
     need(len(runs), f"the smallest cache, {found.smallest_mb} MiB, holds all that is routed to")
     total = sum(map(evicted, runs))
-    return f"{measured([*runs, whole])}, {len(runs)} budgets below all, {total} experts evicted"
+    return f"{measured([*runs, *whole])}, {len(runs)} below all, {total} experts evicted"
 
 
 @gate(
@@ -161,7 +166,13 @@ def test_prefetch(bench: Bench) -> str:
     Kills evicted-slot-read, read-ahead-ready-early, slot-in-flight-dropped, prefetch-ignored,
     prefetch-sync-ignored, cache-ignored and cache-unbounded.
     """
-    return _ahead(bench, AHEAD, (budgets(bench).scant_mb,))
+    found = budgets(bench)
+    if found.scant_mb * MIB >= found.token_bytes:
+        raise NotApplicable(
+            f"{bench.model.name}: the smallest cache, {found.scant_mb} MiB, keeps what the previous"
+            " token routed to"
+        )
+    return _ahead(bench, AHEAD, (found.scant_mb,))
 
 
 @gate(
@@ -261,7 +272,6 @@ def test_dense_weights(bench: Bench) -> str:
         "accept-one-more",
         "evicted-slot-read",
         "read-ahead-ready-early",
-        "slot-in-flight-dropped",
         "overlap-wait-forgotten",
         "cache-ignored",
         "cache-unbounded",
@@ -275,9 +285,8 @@ def test_dense_weights(bench: Bench) -> str:
 def test_mtp_over_streaming(bench: Bench) -> str:
     """Drafts 1 and 3 on a cache, overlap, both ways to read ahead, and each dense mode.
 
-    Kills accept-one-more, evicted-slot-read, read-ahead-ready-early, slot-in-flight-dropped,
-    overlap-wait-forgotten, cache-ignored, cache-unbounded, overlap-ignored, prefetch-ignored and
-    predict-prefetch-ignored.
+    Kills accept-one-more, evicted-slot-read, read-ahead-ready-early, overlap-wait-forgotten,
+    cache-ignored, cache-unbounded, overlap-ignored, prefetch-ignored and predict-prefetch-ignored.
     """
     prompt, runs, said = bench.general[0], [], []
     for draft in DRAFTS:

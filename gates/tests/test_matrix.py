@@ -25,7 +25,14 @@ PROMPT = "import os\n"
 def config() -> Config:
     model = str(model_path(BUNDLED))
     return Config(
-        model=model, n=3, ctx=256, threads=1, moe_stream=True, cache_mb=1, force_cache=True
+        model=model,
+        n=3,
+        ctx=256,
+        threads=1,
+        moe_stream=True,
+        cache_mb=1,
+        force_cache=True,
+        cache_memory="pages",
     )
 
 

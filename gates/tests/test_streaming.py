@@ -19,6 +19,7 @@ from sluice.telemetry.metrics import CacheReport, Metrics, Predictions, ReadCoun
 from sluice_gates.bench import Bench
 from sluice_gates.gate import Gate, NotApplicable, all_gates
 from sluice_gates.models import MASTER_TYPE, open_model
+from sluice_gates.zoo import zoo_model
 
 BenchMaker = Callable[..., Bench]
 Make = Callable[..., Evidence]
@@ -166,7 +167,7 @@ def test_runs_are_as_long_as_the_bench_says(gate: Gate, bench_of: BenchOf) -> No
         ("cache-budgets", counting(n_hits=0), "no evidence: no hit with a cache of 7 MiB"),
         ("cache-budgets", caching(evicted_by_layer={}), "no evidence: nothing evicted from a ca"),
         ("cache-budgets", caching(evicted_by_layer={1: 1}), "1 experts evicted from a cache of 7"),
-        ("cache-budgets", caching(peak_bytes=3 * MIB), "3145728 bytes of pages in a cache of 2"),
+        ("cache-budgets", caching(peak_bytes=3 * MIB), "3145728 bytes in a cache of 2"),
         ("cache-budgets", caching(peak_bytes=MIB), "no evidence: the smallest cache, 2 MiB, holds"),
         ("cache-off-is-all-cached", counting(n_hits=0), "no evidence: no hit with every expert"),
         ("eviction-in-every-layer", caching(evicted_by_layer={0: 1, 1: 1, 3: 1}),
@@ -253,7 +254,9 @@ def test_a_model_that_is_too_large_is_not_copied_into_shards(bench_of: BenchOf) 
 
 def budgets_asked(bench: Bench) -> list[int]:
     GATES["cache-budgets"].function(bench)
-    return [c.cache_mb for c in bench.target.configs if c.cache_mb]  # type: ignore[attr-defined]
+    configs = bench.target.configs  # type: ignore[attr-defined]
+    assert {c.cache_mb for c in configs if c.cache_memory == "pages"} > {2, 7}
+    return [c.cache_mb for c in configs if c.cache_mb and c.cache_memory != "pages"]
 
 
 def test_every_budget_of_a_small_model_is_run(bench_of: BenchOf) -> None:
@@ -265,6 +268,16 @@ def test_budgets_of_a_large_model_are_spread(bench_of: BenchOf) -> None:
     large = dataclasses.replace(bench.model.facts, file_bytes=1 << 40)
     bench.model = dataclasses.replace(bench.model, facts=large)
     assert budgets_asked(bench) == [7, 2, 4, 6]
+
+
+def test_where_the_smallest_cache_keeps_a_token_nothing_is_left_to_prefetch(
+    bench_of: BenchOf, tmp_path: Path
+) -> None:
+    bench = bench_of()
+    path = zoo_model("jamba", tmp_path)
+    bench.model = dataclasses.replace(bench.model, path=path)
+    with pytest.raises(NotApplicable, match="the smallest cache, 1 MiB, keeps what the previous"):
+        GATES["prefetch"].function(bench)
 
 
 @pytest.mark.parametrize("name", ["predict-prefetch", "predict-log-control"])

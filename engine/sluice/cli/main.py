@@ -14,6 +14,7 @@ from sluice.cli.faults import guarded
 from sluice.cli.gate import gate
 from sluice.cli.goldens import compare_goldens
 from sluice.cli.run import run
+from sluice.cli.sweep import sweep
 from sluice.cli.triage import triage
 
 
@@ -30,6 +31,7 @@ def cli() -> None:
 cli.add_command(run)
 cli.add_command(gate)
 cli.add_command(doctor)
+cli.add_command(sweep)
 cli.add_command(triage)
 cli.add_command(compare_goldens)
 

@@ -27,6 +27,7 @@ _OPEN_ENDED = (INT32_MAX, SEED_MAX)  # limits of a type, not worth a word in the
 
 _OF_MTP = ("draft", "draft_min", "mtp_p_min", "catch_up")
 _OF_STREAMING = ("io_threads", "odirect", "dense_weights")
+_OF_CACHE = ("force_cache", "cache_memory")
 _OF_AUTO = ("cache_floor_mb", "cache_ceil_mb")
 _OF_AHEAD = ("prefetch_sync",)
 _OF_SAMPLING = ("top_k", "top_p", "seed")
@@ -76,7 +77,7 @@ def idle_flags(config: Config) -> list[str]:
     defaults = Config(model=config.model)
     idle = [] if config.mtp else [(name, "--mtp") for name in _OF_MTP]
     idle += [] if config.moe_stream else [(name, "--moe-stream") for name in _OF_STREAMING]
-    idle += [] if config.cache_mb else [("force_cache", "--cache-mb")]
+    idle += [] if config.cache_mb else [(name, "--cache-mb") for name in _OF_CACHE]
     idle += [] if config.cache_mb == "auto" else [(name, "--cache-mb auto") for name in _OF_AUTO]
     is_ahead = config.prefetch or config.predict_prefetch
     idle += [] if is_ahead else [(name, "--prefetch or --predict-prefetch") for name in _OF_AHEAD]

@@ -21,8 +21,10 @@ _TYPE = 0  # int32, a ggml_type
 _NE = 16  # int64[4] elements a dimension, after type (int32) and buffer (pointer)
 _NB = 48  # size_t[4] strides in bytes
 _SRC = 152  # ggml_tensor *[10]
+_VIEW_SRC = 232
 _DATA = 248
 _NAME = 256  # char[64]
+_STRUCT_BYTES = 336
 _N_SRC = 10  # GGML_MAX_SRC
 _POINTER = struct.Struct("=Q")
 _FOUR = struct.Struct("=4q")
@@ -64,6 +66,58 @@ def data(address: int) -> int:
 def rebind(address: int, data_address: int) -> None:
     """Point the tensor at other memory; weights keep it for as long as the model lives."""
     ctypes.c_uint64.from_address(address + _DATA).value = data_address
+
+
+def bind_experts(address: int, data_address: int, n: int, stride_bytes: int) -> None:
+    """Point weights of experts at ``n`` slices of their size that lie ``stride_bytes`` apart."""
+    rebind(address, data_address)
+    ctypes.c_int64.from_address(address + _NE + 16).value = n
+    ctypes.c_size_t.from_address(address + _NB + 16).value = stride_bytes
+    ctypes.c_size_t.from_address(address + _NB + 24).value = n * stride_bytes
+
+
+def source(address: int, index: int) -> int:
+    """Address of source ``index``; 0 where it is not set."""
+    return int(_POINTER.unpack(ctypes.string_at(address + _SRC + 8 * index, 8))[0])
+
+
+def set_source(address: int, index: int, other: int) -> None:
+    """Let the node take another tensor of the same shape."""
+    ctypes.c_uint64.from_address(address + _SRC + 8 * index).value = other
+
+
+class Ids:
+    """An int32 tensor of our own, in the place of the routed experts' ids.
+
+    Args:
+        rows, top_k: the most that it will hold.
+    """
+
+    def __init__(self, rows: int, top_k: int) -> None:
+        self._values = np.zeros(rows * top_k, np.int32)
+        self._struct = ctypes.create_string_buffer(_STRUCT_BYTES)
+        self.address = ctypes.addressof(self._struct)
+
+    def stand_in_for(self, node_address: int, index: int) -> None:
+        """Become source ``index`` of a node, with that source's type, buffer and flags."""
+        original = source(node_address, index)
+        if original == self.address:  # a graph that is used again
+            return
+        ne, nb = shape(self.address), strides(self.address)
+        ctypes.memmove(self.address, original, _STRUCT_BYTES)
+        _FOUR.pack_into(self._struct, _NE, *ne)
+        _FOUR.pack_into(self._struct, _NB, *nb)
+        _POINTER.pack_into(self._struct, _VIEW_SRC, 0)
+        _POINTER.pack_into(self._struct, _DATA, self._values.ctypes.data)
+        set_source(node_address, index, self.address)
+
+    def fill(self, ids: npt.NDArray[np.int32]) -> None:
+        """Hold ``ids``, int32[rows, top_k]."""
+        rows, top_k = ids.shape
+        self._values[: ids.size] = ids.ravel()
+        row, whole = 4 * top_k, 4 * ids.size
+        _FOUR.pack_into(self._struct, _NE, top_k, rows, 1, 1)
+        _FOUR.pack_into(self._struct, _NB, 4, row, whole, whole)
 
 
 def sources(address: int) -> list[int]:

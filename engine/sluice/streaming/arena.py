@@ -54,6 +54,13 @@ class Buffer:
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 self.memory.madvise(mmap.MADV_HUGEPAGE)
 
+    def give_back(self, begin: int, end: int) -> None:
+        """Give back the pages that lie whole between two bytes of :attr:`view`."""
+        start = -(-(self.start + begin) // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (self.start + end) // mmap.PAGESIZE * mmap.PAGESIZE
+        if start < stop:
+            self.memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
     def empty(self) -> None:
         """Give every page back; small ones will be taken from now on."""
         self.memory.madvise(mmap.MADV_DONTNEED)
@@ -142,27 +149,32 @@ class Arena:
     def _reads(
         self, tensor: ExpertTensor, begin: int, size: int, shift: int, shard: int, alignment: int
     ) -> list[Read]:
-        if shift % alignment:
-            alignment = 1  # the place is not congruent with the source
-        view, first = self.buffer(tensor).view, self.first_byte(tensor)
-        reads = []
-        for start in range(begin, begin + size, CHUNK_BYTES):
-            length = min(CHUNK_BYTES, begin + size - start)
-            offset = tensor.offset + start + shift
-            before = offset % alignment
-            room = -(-(before + length) // alignment) * alignment
-            at = first + start - before
-            reads.append(
-                Read(
-                    tensor.name,
-                    offset - before,
-                    view[at : at + room],
-                    before + length,
-                    aligned=alignment > 1,
-                    shard=shard,
-                )
-            )
-        return reads
+        at = self.first_byte(tensor) + begin
+        offset = tensor.offset + begin + shift
+        view = self.buffer(tensor).view
+        return chunked_reads(tensor.name, view, at, offset, size, shard, alignment)
 
     def _key(self, tensor: ExpertTensor) -> str:
         return tensor.part if self._shared else tensor.name
+
+
+def chunked_reads(
+    name: str, view: memoryview, at: int, offset: int, size: int, shard: int, alignment: int
+) -> list[Read]:
+    """The reads of ``size`` bytes at ``offset`` of a file into ``view`` from ``at`` on.
+
+    In pieces that lanes can share, each rounded out to ``alignment``; a place that is not
+    congruent with the offset is read exactly.
+    """
+    if (offset - at) % alignment:
+        alignment = 1
+    reads = []
+    for start in range(0, size, CHUNK_BYTES):
+        length = min(CHUNK_BYTES, size - start)
+        before = (offset + start) % alignment
+        room = -(-(before + length) // alignment) * alignment
+        begin = at + start - before
+        window = view[begin : begin + room]
+        aligned = alignment > 1
+        reads.append(Read(name, offset + start - before, window, before + length, aligned, shard))
+    return reads

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from sluice.seams import Seams
 from sluice.streaming.lanes import Job, Lanes
-from sluice.streaming.layout import ExpertLayout
-from sluice.streaming.pages import Pages
+from sluice.streaming.layout import ExpertTensor
+from sluice.streaming.reader import Read
 from sluice.telemetry.metrics import CacheReport
 
 Key = tuple[int, int]
@@ -18,7 +19,7 @@ PlanJobs = Callable[[int, int, bool], dict[str, list[Job]]]
 """The reads of an expert by part: layer, expert, whether it is read ahead."""
 
 
-class Slot:
+class Entry:
     """An expert in memory, or on its way there.
 
     ``jobs`` are its reads by part, empty once they are known to be done. ``needed_in`` is the
@@ -56,6 +57,45 @@ class Slot:
         return any(job.error is not None for part in self.jobs.values() for job in part)
 
 
+class CacheMemory(Protocol):
+    """Where experts stand, and how many fit; see :mod:`slots` and :mod:`pages`."""
+
+    budget_bytes: int
+
+    @property
+    def resident_bytes(self) -> int:
+        """What is in memory, what is on its way counted."""
+
+    def has_room(self, layer: int, experts: Sequence[int]) -> bool:
+        """Whether ``experts``, none of them here, fit beside what is here."""
+
+    def competes(self, layer: int, other: int) -> bool:
+        """Whether evicting from ``other`` makes room for ``layer``."""
+
+    def is_over(self, layer: int) -> bool:
+        """Whether something that competes with ``layer`` has to go."""
+
+    def take(self, layer: int, expert: int) -> None:
+        """An expert comes into memory."""
+
+    def give_back(self, layer: int, expert: int, *, spare_shared: bool = True) -> None:
+        """An expert leaves memory."""
+
+    def set_budget(self, budget_bytes: int) -> bool:
+        """Another budget; whether everything has to go for it."""
+
+    def trim(self) -> None:
+        """Give back what lies beyond the budget, once nothing is over it."""
+
+    def slice_view(self, tensor: ExpertTensor, expert: int) -> memoryview:
+        """The bytes of one resident expert's slice, writable."""
+
+    def slice_reads(
+        self, tensor: ExpertTensor, expert: int, source: int, shard: int, alignment: int
+    ) -> list[Read]:
+        """The reads that bring in a slice of an expert that :meth:`take` was called for."""
+
+
 class ExpertCache:
     """Slots of at most ``budget_bytes`` of pages together.
 
@@ -73,148 +113,126 @@ class ExpertCache:
     :attr:`report` is what the generation that runs now is told of it.
     """
 
-    def __init__(
-        self,
-        layout: ExpertLayout,
-        pages: Pages,
-        lanes: Lanes,
-        plan: PlanJobs,
-        budget_bytes: int,
-        seams: Seams,
-    ) -> None:
-        self.budget_bytes = budget_bytes
+    def __init__(self, memory: CacheMemory, lanes: Lanes, plan: PlanJobs, seams: Seams) -> None:
+        self.memory = memory
+        self.report = CacheReport(memory.budget_bytes)
         self.n_evicted = 0
-        self.report = CacheReport(budget_bytes)
-        self._layout = layout
-        self._pages = pages
         self._lanes = lanes
         self._plan = plan
         self._seams = seams
-        self._slots: OrderedDict[Key, Slot] = OrderedDict()  # the least recently used first
-        self._whole_bytes = sum(pages.whole_bytes(t) for t in layout.by_name.values())
-        self._size_pages()
+        self._entries: OrderedDict[Key, Entry] = OrderedDict()  # the least recently used first
+
+    @property
+    def budget_bytes(self) -> int:
+        """What it may hold."""
+        return self.memory.budget_bytes
 
     @property
     def resident_bytes(self) -> int:
         """Pages in memory, those on their way counted."""
-        return self._pages.resident_bytes
+        return self.memory.resident_bytes
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._entries)
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._slots
+        return key in self._entries
 
-    def get(self, key: Key) -> Slot | None:
-        """The slot of an expert that is here or on its way, now the most recently used."""
-        slot = self._slots.get(key)
-        if slot is None:
+    def get(self, key: Key) -> Entry | None:
+        """The entry of an expert that is here or on its way, now the most recently used."""
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        if not slot.is_in_flight() and slot.has_failed():
-            self.drop(slot)
+        if not entry.is_in_flight() and entry.has_failed():
+            self.drop(entry)
             return None
-        self._slots.move_to_end(key)
-        return slot
+        self._entries.move_to_end(key)
+        return entry
 
-    def load(self, layer: int, experts: Iterable[int], number: int) -> list[Slot]:
+    def load(self, layer: int, experts: Iterable[int], number: int) -> list[Entry]:
         """Make room for ``experts`` and begin to read them; pass ``number`` needs them."""
         experts = list(experts)
         self._make_room(layer, experts, number)
         return [self._insert(layer, expert, number) for expert in experts]
 
-    def load_ahead(self, layer: int, expert: int, number: int) -> Slot | None:
+    def load_ahead(self, layer: int, expert: int, number: int) -> Entry | None:
         """Begin to read ahead, where that evicts nothing that pass ``number`` needs."""
         if not self._make_room(layer, [expert], number, is_ahead=True):
             return None
-        slot = self._insert(layer, expert, -1, is_ahead=True)
-        slot.is_ahead = True
-        return slot
+        entry = self._insert(layer, expert, -1, is_ahead=True)
+        entry.is_ahead = True
+        return entry
 
     def resize(self, budget_bytes: int) -> None:
         """Another budget from now on; what is too much for it is evicted."""
-        self.budget_bytes = budget_bytes
         self.drain()
-        if self._pages.has_huge_pages and budget_bytes < self._whole_bytes:
-            # A part of a huge page is not given back: begin anew.
-            for slot in self._slots.values():
-                self._count_evicted(slot)
-            self._slots.clear()
-            self._pages.empty()
-        self._make_room(-1, [], -1)
-        self._size_pages()
+        goes = self.memory.set_budget(budget_bytes)
+        for entry in list(self._entries.values()):
+            if goes or self.memory.is_over(entry.layer):
+                self.drop(entry)
+                self._count_evicted(entry)
+        self.memory.trim()
 
-    def _size_pages(self) -> None:
-        if self.budget_bytes >= self._whole_bytes and not self._slots:
-            self._pages.use_huge_pages()  # nothing will ever be evicted
-
-    def drop(self, slot: Slot) -> None:
-        """Give its pages back; nothing may be writing into them."""
-        stays = slot.is_in_flight()  # never, but in tests
-        for tensor in self._layout.layers[slot.layer]:
-            self._pages.give_back(
-                tensor, slot.expert, spare_shared=self._seams.spares_shared_page()
-            )
-        if not stays and self._seams.forgets(slot.layer, slot.expert):
-            del self._slots[slot.key]
+    def drop(self, entry: Entry) -> None:
+        """Give its memory back; nothing may be writing into it."""
+        stays = entry.is_in_flight()  # never, but in tests
+        spare = self._seams.spares_shared_page()
+        self.memory.give_back(entry.layer, entry.expert, spare_shared=spare)
+        if not stays and self._seams.forgets(entry.layer, entry.expert):
+            del self._entries[entry.key]
 
     def drain(self) -> None:
         """Wait for every read on its way, and drop what has failed."""
-        for slot in list(self._slots.values()):
-            self._lanes.cancel(job for part in slot.jobs.values() for job in part)
-            if slot.has_failed():
-                self.drop(slot)
+        for entry in list(self._entries.values()):
+            self._lanes.cancel(job for part in entry.jobs.values() for job in part)
+            if entry.has_failed():
+                self.drop(entry)
 
-    def _insert(self, layer: int, expert: int, number: int, *, is_ahead: bool = False) -> Slot:
-        for tensor in self._layout.layers[layer]:
-            self._pages.take(tensor, expert)
-        slot = Slot(layer, expert, self._plan(layer, expert, is_ahead))
-        slot.needed_in = number
-        self._slots[slot.key] = slot
+    def _insert(self, layer: int, expert: int, number: int, *, is_ahead: bool = False) -> Entry:
+        self.memory.take(layer, expert)
+        entry = Entry(layer, expert, self._plan(layer, expert, is_ahead))
+        entry.needed_in = number
+        self._entries[entry.key] = entry
         self.report.peak_bytes = max(self.report.peak_bytes, self.resident_bytes)
-        return slot
-
-    def _cost_bytes(self, layer: int, experts: Iterable[int]) -> int:
-        return sum(
-            self._pages.cost_bytes(t, e) for e in experts for t in self._layout.layers[layer]
-        )
+        return entry
 
     def _make_room(
         self, layer: int, experts: Sequence[int], number: int, *, is_ahead: bool = False
     ) -> bool:
         """Evict until ``experts`` fit; False where what may go is not enough."""
-        needed_bytes = self._cost_bytes(layer, experts)
-        if self.resident_bytes + needed_bytes <= self.budget_bytes:
+        memory = self.memory
+        if memory.has_room(layer, experts):
             return True
-        for slot in self._victims(number, is_ahead):
-            self.drop(slot)
-            self._count_evicted(slot)
-            if slot.layer == layer:  # a page that one of these had in common with it has gone
-                needed_bytes = self._cost_bytes(layer, experts)
-            if self.resident_bytes + needed_bytes <= self.budget_bytes:
+        for entry in self._victims(number, is_ahead):
+            if not memory.competes(layer, entry.layer):
+                continue
+            self.drop(entry)
+            self._count_evicted(entry)
+            if memory.has_room(layer, experts):
                 return True
         return False
 
-    def _count_evicted(self, slot: Slot) -> None:
+    def _count_evicted(self, entry: Entry) -> None:
         self.n_evicted += 1
         counts = self.report.evicted_by_layer
-        counts[slot.layer] = counts.get(slot.layer, 0) + 1
+        counts[entry.layer] = counts.get(entry.layer, 0) + 1
 
-    def _victims(self, number: int, is_ahead: bool) -> Iterator[Slot]:
+    def _victims(self, number: int, is_ahead: bool) -> Iterator[Entry]:
         """Slots that may go, the least recently used first; what was read ahead goes last.
 
         What this pass needs stays, and what a lane is writing into: the read would land in
         memory that is no longer its own. Whoever reads ahead takes no other's read-ahead.
         """
         ahead = []
-        for slot in list(self._slots.values()):
-            if slot.needed_in == number and number >= 0:
+        for entry in list(self._entries.values()):
+            if entry.needed_in == number and number >= 0:
                 continue
-            if slot.is_ahead or (slot.is_in_flight() and self._seams.spares_in_flight()):
-                ahead.append(slot)
+            if entry.is_ahead or (entry.is_in_flight() and self._seams.spares_in_flight()):
+                ahead.append(entry)
             else:
-                yield slot
+                yield entry
         if is_ahead:
             return
-        for slot in ahead:
-            self._lanes.cancel(job for part in slot.jobs.values() for job in part)
-            yield slot
+        for entry in ahead:
+            self._lanes.cancel(job for part in entry.jobs.values() for job in part)
+            yield entry

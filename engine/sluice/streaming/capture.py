@@ -11,6 +11,7 @@ from sluice.streaming.layout import ExpertTensor
 ROUTING = b"ffn_moe_topk-"
 ROUTER = b"ffn_moe_logits-"
 MOE = b"ffn_moe_"
+MATMUL = "MUL_MAT_ID"
 """How the names of the expert path's nodes begin (``llm_graph_context::build_moe_ffn``)."""
 
 
@@ -33,7 +34,8 @@ class Capture:
 
     ``found`` are the addresses of each named weight: one, or two where a model uses a tensor
     twice. ``stops`` are the names of nodes to stop after, each with the layer and the part that
-    the next matmul takes.
+    the next matmul takes. ``others`` are experts' weights that something else takes than the
+    first source of a matmul over experts.
     """
 
     experts: Mapping[str, ExpertTensor]
@@ -42,6 +44,7 @@ class Capture:
     stops: dict[str, tuple[int, str]] = field(default_factory=dict)
     orders: dict[int, list[str]] = field(default_factory=dict)
     routers: dict[int, Router] = field(default_factory=dict)
+    others: set[str] = field(default_factory=set)
     _last: str = ""
 
     def see(self, address: int) -> None:
@@ -56,6 +59,8 @@ class Capture:
             expert = self.experts.get(weight)
             if expert is not None:
                 self._part(expert, sources)
+                if source != sources[0] or node.op(address) != MATMUL:
+                    self.others.add(weight)
         if name.startswith(ROUTER.decode()) and len(sources) > 1:
             layer = int(name.rpartition("-")[2])
             self.routers[layer] = Router(sources[0], node.name(sources[1]))

@@ -7,12 +7,14 @@ resident slice touches it.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.streaming.arena import Arena
-from sluice.streaming.layout import ExpertTensor
+from sluice.streaming.layout import ExpertLayout, ExpertTensor
+from sluice.streaming.reader import Read
 
 
 class Pages:
@@ -96,3 +98,89 @@ class Pages:
             n_pages = self._arena.buffer(tensor).size_bytes // self._page_bytes
             users = self._users[tensor.name] = np.zeros(n_pages, np.uint16)
         return users
+
+
+class PagedMemory:
+    """The memory of an :class:`ExpertCache`, in place: every expert has an address of its own.
+
+    For layouts that slots cannot hold (see :mod:`sluice.streaming.slots`).
+
+    Args:
+        layout: what is cached.
+        arena: with a range a tensor.
+        budget_bytes: of pages.
+    """
+
+    def __init__(self, layout: ExpertLayout, arena: Arena, budget_bytes: int) -> None:
+        self.pages = Pages(arena)
+        self.budget_bytes = budget_bytes
+        self._layout = layout
+        self._arena = arena
+        self._whole_bytes = sum(self.pages.whole_bytes(t) for t in layout.by_name.values())
+        page = arena.granule_bytes
+        self._bytes_of = {  # pages of an expert that nobody else has a part of, and all it touches
+            layer: (
+                sum(max(t.slice_bytes // page - 1, 0) for t in tensors) * page,
+                sum(-(-(t.slice_bytes - 1) // page) + 1 for t in tensors) * page,
+            )
+            for layer, tensors in layout.layers.items()
+        }
+        self.trim()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Pages in memory, those on their way counted."""
+        return self.pages.resident_bytes
+
+    def has_room(self, layer: int, experts: Sequence[int]) -> bool:
+        """Whether ``experts``, none of them here, fit beside what is here."""
+        room = self.budget_bytes - self.resident_bytes
+        least, most = self._bytes_of[layer]
+        if len(experts) * most <= room:
+            return True
+        if len(experts) * least > room:
+            return False
+        tensors = self._layout.layers[layer]
+        return sum(self.pages.cost_bytes(t, e) for e in experts for t in tensors) <= room
+
+    def competes(self, layer: int, other: int) -> bool:
+        """Whether evicting from ``other`` makes room for ``layer``: always."""
+        return True
+
+    def is_over(self, layer: int) -> bool:
+        """Whether something has to go."""
+        return self.resident_bytes > self.budget_bytes
+
+    def take(self, layer: int, expert: int) -> None:
+        """An expert comes into memory."""
+        for tensor in self._layout.layers[layer]:
+            self.pages.take(tensor, expert)
+
+    def give_back(self, layer: int, expert: int, *, spare_shared: bool = True) -> None:
+        """An expert leaves memory; see :meth:`Pages.give_back`."""
+        for tensor in self._layout.layers[layer]:
+            self.pages.give_back(tensor, expert, spare_shared=spare_shared)
+
+    def set_budget(self, budget_bytes: int) -> bool:
+        """Another budget; whether everything has to go: a part of a huge page stays."""
+        self.budget_bytes = budget_bytes
+        return self.pages.has_huge_pages and budget_bytes < self._whole_bytes
+
+    def trim(self) -> None:
+        """Choose the size of pages, where nothing is in memory."""
+        if self.resident_bytes:
+            return
+        if self.budget_bytes >= self._whole_bytes:
+            self.pages.use_huge_pages()  # nothing will ever be evicted
+        elif self.pages.has_huge_pages:
+            self.pages.empty()
+
+    def slice_view(self, tensor: ExpertTensor, expert: int) -> memoryview:
+        """See :meth:`Arena.slice_view`."""
+        return self._arena.slice_view(tensor, expert)
+
+    def slice_reads(
+        self, tensor: ExpertTensor, expert: int, source: int, shard: int, alignment: int
+    ) -> list[Read]:
+        """See :meth:`Arena.slice_reads`."""
+        return self._arena.slice_reads(tensor, expert, source, shard, alignment)

@@ -12,7 +12,7 @@ from sluice.errors import RequestError, SystemFault
 from sluice.gguf.header import Header
 from sluice.llama import tensor as node
 from sluice.streaming.ahead import Predictor
-from sluice.streaming.cache import ExpertCache, Slot
+from sluice.streaming.cache import Entry, ExpertCache
 from sluice.streaming.capture import ROUTER, Capture
 from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertLayout
@@ -60,7 +60,7 @@ class ReadAhead:
         self._predictor = Predictor(routers, self._following)
         self._router_input = 0  # address of the node that the router about to run takes
         self._kept_input: F32 | None = None
-        self._unused: dict[int, list[Slot]] = {}  # by layer
+        self._unused: dict[int, list[Entry]] = {}  # by layer
 
     def begin(self, metrics: Metrics) -> None:
         """A new sequence begins; predictions are counted in its ``metrics``."""
@@ -82,8 +82,8 @@ class ReadAhead:
 
     def passed(self, layer: int) -> None:
         """``layer`` has what it needs: whatever was read ahead for it is like any other now."""
-        for slot in self._unused.pop(layer, ()):
-            slot.is_ahead = False
+        for entry in self._unused.pop(layer, ()):
+            entry.is_ahead = False
 
     def look(self, layer: int, selected: I32, number: int, counter: ReadCounter) -> None:
         """``layer`` has routed: predict, and read ahead.
@@ -125,11 +125,11 @@ class ReadAhead:
         jobs: list[Job] = []
         n_evicted = cache.n_evicted
         for expert in [e for e in named if (layer, e) not in cache][:most]:
-            slot = cache.load_ahead(layer, expert, number)
-            if slot is None:
+            entry = cache.load_ahead(layer, expert, number)
+            if entry is None:
                 break
-            self._unused.setdefault(layer, []).append(slot)
-            jobs += [job for part in slot.jobs.values() for job in part]
+            self._unused.setdefault(layer, []).append(entry)
+            jobs += [job for part in entry.jobs.values() for job in part]
             counter.n_ahead += 1
         counter.n_evicted += cache.n_evicted - n_evicted
         if not jobs:

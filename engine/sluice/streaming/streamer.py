@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from sluice.config import Config
-from sluice.errors import SystemFault
+from sluice.errors import RequestError, SystemFault
 from sluice.gguf.header import Header
 from sluice.llama import tensor as node
 from sluice.seams import Seams
@@ -15,18 +16,20 @@ from sluice.streaming import memory
 from sluice.streaming.architectures import router_layer
 from sluice.streaming.arena import Arena
 from sluice.streaming.budget import cache_bytes
-from sluice.streaming.cache import ExpertCache, Slot
+from sluice.streaming.cache import CacheMemory, Entry, ExpertCache
 from sluice.streaming.capture import MOE, ROUTER, ROUTING, Capture
 from sluice.streaming.dense import DenseWeights, Progress
 from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertLayout, ExpertTensor
-from sluice.streaming.pages import Pages
+from sluice.streaming.pages import PagedMemory
 from sluice.streaming.plan import streaming_plan
 from sluice.streaming.readahead import ReadAhead
 from sluice.streaming.reader import SliceReader
+from sluice.streaming.slots import SlotMemory, can_hold
 from sluice.telemetry.metrics import CacheReport, Metrics, ReadCounter
 
 JobsByPart = dict[str, list[Job]]
+I32 = npt.NDArray[np.int32]
 
 
 class Streamer:
@@ -69,8 +72,10 @@ class Streamer:
         self._watched = type(seams).slice_read is not Seams.slice_read
         self._capture = Capture(layout.by_name, frozenset(header.tensors))
         self._capturing = False
-        self._is_cached = bool(config.cache_mb)
-        self.arena = Arena(layout, granule_bytes=reader.granule_bytes, shared=not self._is_cached)
+        self._place: Arena | CacheMemory  # settle() says which
+        self._slots: SlotMemory | None = None
+        self._ids: node.Ids | None = None
+        self._takes_ids: dict[int, ExpertTensor] = {}  # weights whose matmul is still to come
         is_busy = config.overlap or config.prefetch or config.predict_prefetch
         self.lanes = Lanes(reader, config.io_threads, helps=not is_busy, seams=seams)
         self._stops: dict[str, tuple[int, str]] = {}
@@ -85,6 +90,8 @@ class Streamer:
         if self._capturing:
             self._capture.see(address)
             return False
+        if ask and self._takes_ids:
+            self._give_ids(address)
         if not node.name_starts_with(address, MOE):
             return False
         if ask:
@@ -98,7 +105,7 @@ class Streamer:
         return True
 
     def capture(self, build_only: Callable[[], None], layers: Iterable[int]) -> None:
-        """Rebind the experts of ``layers`` while ``build_only`` shows their graph.
+        """See the experts of ``layers`` while ``build_only`` shows their graph.
 
         Raises:
             SystemFault: the graph did not use an expert tensor that the file holds.
@@ -115,12 +122,9 @@ class Streamer:
                 f"{self._path}: {missed[0]} is not used by the graph that llama.cpp built"
                 f" ({len(missed)} of {len(wanted)} expert tensors missed); it would stay resident"
             )
-        for tensor in wanted:
-            for address in self._capture.found[tensor.name]:
-                self._bind(tensor, address)
 
     def settle(self) -> None:
-        """After every capture: bring the dense weights in, size the cache, find the routers.
+        """After every capture: bring the dense weights in, make room for experts, find routers.
 
         Raises:
             RequestError: a cache that is too small, or a router that cannot be run early.
@@ -131,17 +135,13 @@ class Streamer:
             self.dense.own(found, self.reader, self.lanes, self._progress)
         elif config.dense_weights == "warm":
             self.dense.warm(found, self._progress)
-        if self._is_cached:
-            budget = cache_bytes(
-                config,
-                self.plan,
-                available_bytes=memory.available_bytes(),
-                mapped_bytes=self.dense.mapped_bytes(found),
-            )
-            pages = Pages(self.arena)
-            self.cache = ExpertCache(
-                self.layout, pages, self.lanes, self._plan_jobs, budget, self._seams
-            )
+        self._check_experts()
+        if config.cache_mb:
+            self._place = self._cache_memory()
+            self.cache = ExpertCache(self._place, self.lanes, self._plan_jobs, self._seams)
+        else:
+            self._place = Arena(self.layout, granule_bytes=self.reader.granule_bytes, shared=True)
+            self._bind(self._place)
         if config.overlap:
             self._stops = dict(self._capture.stops)
             for layer, part in self._stops.values():
@@ -200,21 +200,79 @@ class Streamer:
     def _path(self) -> str:
         return str(self._header.path)
 
-    def _bind(self, tensor: ExpertTensor, address: int) -> None:
-        shape, strides = node.shape(address), node.strides(address)
-        if shape[2] != tensor.n_expert or strides[2] != tensor.slice_bytes:
-            raise SystemFault(
-                f"{self._path}: {tensor.name} is {shape} with slices of {strides[2]} bytes in"
-                f" memory, {tensor.n_expert} of {tensor.slice_bytes} in the file"
+    def _cache_memory(self) -> CacheMemory:
+        config, alignment = self.config, self.reader.alignment
+        budget = cache_bytes(
+            config,
+            self.plan,
+            available_bytes=memory.available_bytes(),
+            mapped_bytes=self.dense.mapped_bytes(self._capture.found),
+        )
+        fits = can_hold(self.layout, alignment) and not self._capture.others
+        if config.cache_memory == "slots" and not fits:
+            raise RequestError(
+                f"--cache-memory slots: {self._path} has slices that are no multiple of"
+                f" {alignment} bytes; use --cache-memory auto or pages"
             )
-        node.rebind(address, self.arena.address(tensor))
+        if fits and config.cache_memory != "pages":
+            ubatch = min(config.ubatch, config.ctx)
+            self._ids = node.Ids(ubatch, self.plan.n_used)
+            self._slots = SlotMemory(
+                self.layout, self.plan, alignment=alignment, ubatch=ubatch, budget_bytes=budget
+            )
+            return self._slots
+        arena = Arena(self.layout, granule_bytes=self.reader.granule_bytes, shared=False)
+        self._bind(arena)
+        return PagedMemory(self.layout, arena, budget)
+
+    def _check_experts(self) -> None:
+        for tensor in self._seen():
+            for address in self._capture.found[tensor.name]:
+                shape, strides = node.shape(address), node.strides(address)
+                if shape[2] != tensor.n_expert or strides[2] != tensor.slice_bytes:
+                    raise SystemFault(
+                        f"{self._path}: {tensor.name} is {shape} with slices of {strides[2]} bytes"
+                        f" in memory, {tensor.n_expert} of {tensor.slice_bytes} in the file"
+                    )
+
+    def _bind(self, arena: Arena) -> None:
+        for tensor in self._seen():
+            for address in self._capture.found[tensor.name]:
+                node.rebind(address, arena.address(tensor))
+
+    def _seen(self) -> list[ExpertTensor]:
+        return [t for t in self.layout.by_name.values() if t.name in self._capture.found]
+
+    def _place_ids(self, layer: int, selected: I32) -> None:
+        """Bind the layer's weights to the slots of this pass's experts."""
+        assert self._slots is not None
+        assert self._ids is not None
+        ids, low, n_slots = self._slots.ids(layer, selected)
+        self._ids.fill(ids)
+        for tensor in self.layout.layers[layer]:
+            begin, stride = self._slots.address(tensor, low), self._slots.stride(tensor)
+            for address in self._capture.found[tensor.name]:
+                node.bind_experts(address, begin, n_slots, stride)
+                self._takes_ids[address] = tensor
+
+    def _give_ids(self, address: int) -> None:
+        """A matmul over experts that is about to run takes slots in the place of ids."""
+        if self._takes_ids.pop(node.source(address, 0), None) is not None:
+            assert self._ids is not None
+            self._ids.stand_in_for(address, 2)
 
     def _asks(self, address: int) -> bool:
         if node.name_starts_with(address, ROUTING):
             return router_layer(node.name(address)) is not None
         if self._ahead is not None and node.name_starts_with(address, ROUTER):
             return self._ahead.asks(address)
-        return bool(self._stops) and node.name(address) in self._stops
+        stop = self._stops.get(node.name(address)) if self._pending else None
+        return stop is not None and self._is_awaited(stop[1])
+
+    def _is_awaited(self, part: str) -> bool:
+        """Whether compute has to stop before ``part`` is used: every stop costs a start."""
+        jobs = self._pending.get(part, ())
+        return self._watched or any(job.error is not None or not job.is_done for job in jobs)
 
     def _computed(self, address: int, counter: ReadCounter) -> None:
         if node.name_starts_with(address, ROUTING):
@@ -252,6 +310,8 @@ class Streamer:
             counter.overlapped_bytes += sum(
                 job.read.needed_bytes for job in pending if not job.is_done
             )
+        if self._slots is not None:
+            self._place_ids(layer, view)
         if self._ahead is not None:
             self._ahead.look(layer, selected, self._number, counter)
 
@@ -259,12 +319,14 @@ class Streamer:
         self, tensors: Sequence[ExpertTensor], experts: list[int], counter: ReadCounter
     ) -> None:
         alignment = self.reader.alignment
+        arena = self._place
+        assert isinstance(arena, Arena)
         if self.config.poison:
             for tensor in tensors:
-                self.arena.poison(tensor)
+                arena.poison(tensor)
         for tensor in tensors:
             if self.config.load_all:
-                jobs = [Job(read) for read in self.arena.whole_reads(tensor, alignment)]
+                jobs = [Job(read) for read in arena.whole_reads(tensor, alignment)]
             else:
                 jobs = [job for e in experts for job in self._slice_jobs(tensor, e, is_ahead=False)]
             self._pending[tensor.part] = jobs
@@ -278,41 +340,41 @@ class Streamer:
     ) -> None:
         tensors = self.layout.layers[layer]
         missing: list[int] = []
-        awaited: list[Slot] = []
+        awaited: list[Entry] = []
         for expert in experts:
-            slot = cache.get((layer, expert))
-            if slot is None:
+            entry = cache.get((layer, expert))
+            if entry is None:
                 missing.append(expert)
                 continue
-            slot.needed_in = self._number
+            entry.needed_in = self._number
             counter.n_hits += 1
-            if slot.is_in_flight() and self._seams.waits_for_ahead(layer, expert):
-                awaited.append(slot)
-            if slot.is_ahead:
-                slot.is_ahead = False
+            if entry.is_in_flight() and self._seams.waits_for_ahead(layer, expert):
+                awaited.append(entry)
+            if entry.is_ahead:
+                entry.is_ahead = False
                 counter.n_ahead_used += 1
-                counter.n_ahead_awaited += bool(slot.jobs)
+                counter.n_ahead_awaited += bool(entry.jobs)
         if self._ahead is not None:
             self._ahead.passed(layer)
         counter.n_misses += len(missing)
         evicted = cache.n_evicted
         loaded = cache.load(layer, missing, self._number) if missing else []
         counter.n_evicted += cache.n_evicted - evicted
-        for slot in (*awaited, *loaded):
-            for part, jobs in slot.jobs.items():
+        for entry in (*awaited, *loaded):
+            for part, jobs in entry.jobs.items():
                 self._pending.setdefault(part, []).extend(jobs)
-        for slot in awaited:
-            self.lanes.hurry(job for jobs in slot.jobs.values() for job in jobs)
+        for entry in awaited:
+            self.lanes.hurry(job for jobs in entry.jobs.values() for job in jobs)
         if loaded:
             self._submit(tensors, missing, counter)
         self._charge_ahead(awaited)
 
-    def _charge_ahead(self, awaited: list[Slot]) -> None:
+    def _charge_ahead(self, awaited: list[Entry]) -> None:
         if self._watched:
             self._watching += [
-                (tensor, slot.expert)
-                for slot in awaited
-                for tensor in self.layout.layers[slot.layer]
+                (tensor, entry.expert)
+                for entry in awaited
+                for tensor in self.layout.layers[entry.layer]
             ]
 
     def _submit(
@@ -337,7 +399,7 @@ class Streamer:
             if self._watched:
                 for tensor, expert in self._watching:
                     if tensor.part == part:
-                        view = self.arena.slice_view(tensor, expert)
+                        view = self._place.slice_view(tensor, expert)
                         self._seams.slice_read(layer, part, expert, view)
 
     def _plan_jobs(self, layer: int, expert: int, is_ahead: bool) -> JobsByPart:
@@ -352,7 +414,7 @@ class Streamer:
         if source is None:
             return []
         shard = seams.slice_shard(tensor.shard, len(self.reader.paths))
-        reads = self.arena.slice_reads(tensor, expert, source, shard, self.reader.alignment)
+        reads = self._place.slice_reads(tensor, expert, source, shard, self.reader.alignment)
         return [Job(read, is_ahead=is_ahead) for read in reads]
 
     def _settle_down(self) -> None:

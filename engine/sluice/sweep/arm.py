@@ -62,6 +62,11 @@ class Arm:
         """Name of the arm with MTP off and the same streaming."""
         return _name(False, 0, 0, 0.0, self.streaming)
 
+    @property
+    def drafting_name(self) -> str:
+        """Name of the arm that drafts alike and streams nothing."""
+        return _name(self.mtp, self.n_max, self.n_min, self.p_min, ())
+
     def config_fields(self) -> dict[str, Any]:
         """The fields of :class:`Config` that make the engine run this arm."""
         fields: dict[str, Any] = dict(self.streaming)

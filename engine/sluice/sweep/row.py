@@ -19,12 +19,16 @@ Outcome = Literal["ok", "failed", "refused"]
 
 
 class Key(NamedTuple):
-    """What makes a request one of a kind in a sweep; ``repeat`` counts from 0."""
+    """What makes a request one of a kind in a sweep; ``repeat`` counts from 0.
+
+    ``is_cold`` as in :class:`Row`: of streamed arms, a request is made cold and then warm.
+    """
 
     arm: str
     workload: str
     prompt: str
     repeat: int
+    is_cold: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,7 @@ class Row:
     @property
     def key(self) -> Key:
         """What the row answers."""
-        return Key(self.arm, self.workload, self.prompt, self.repeat)
+        return Key(self.arm, self.workload, self.prompt, self.repeat, self.is_cold)
 
     @property
     def ok(self) -> bool:

@@ -96,8 +96,8 @@ class RowFile:
 
     @property
     def done(self) -> frozenset[Key]:
-        """The requests that need not be made again: those that were measured."""
-        return frozenset(key for key, row in self._rows.items() if row.ok)
+        """The requests that need not be made again: measured ones, and those refused by rule."""
+        return frozenset(key for key, row in self._rows.items() if row.outcome != "failed")
 
     def append(self, row: Row) -> None:
         """Add a row; when this returns, it is on the disk.

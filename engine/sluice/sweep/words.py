@@ -33,3 +33,8 @@ def percent(share: float | None, digits: int = 0) -> str:
 def listed(names: Sequence[str], last: str = "and") -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     return f" {last} ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""
+
+
+def counted(n: int, noun: str) -> str:
+    """``1 request``, ``2 requests``."""
+    return f"{n} {noun}{'' if n == 1 else 's'}"

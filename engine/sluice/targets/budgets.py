@@ -17,11 +17,12 @@ _MIB = 1 << 20
 class CacheBudgets:
     """In whole MiB: the smallest ``--cache-mb`` that is not refused, and one that holds all.
 
-    ``scant_mb`` holds half of one token's experts, so that the previous token's are gone when
-    their layer comes round again; it needs ``--force-cache``. ``layers`` are those whose experts
-    are streamed, the MTP block's last.
+    ``token_bytes`` are the pages of one token's experts. ``scant_mb`` holds half of them, or is 1:
+    below a token's, the previous one's are gone when their layer comes round again. It needs
+    ``--force-cache``. ``layers`` are those whose experts are streamed, the MTP block's last.
     """
 
+    token_bytes: int
     scant_mb: int
     smallest_mb: int
     whole_mb: int
@@ -39,6 +40,7 @@ def cache_budgets(config: Config) -> CacheBudgets:
     plan = streaming_plan(header, expert_layout(header, with_head=config.mtp))
     smallest = plan.smallest_cache_bytes(min(config.ubatch, config.ctx))
     return CacheBudgets(
+        token_bytes=plan.token_page_bytes,
         scant_mb=max(1, plan.token_page_bytes // 2 // _MIB),
         smallest_mb=-(-smallest // _MIB),
         whole_mb=-(-max(smallest, plan.total_page_bytes) // _MIB),

@@ -6,16 +6,14 @@ import difflib
 import json
 import re
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from sluice import __version__
 from sluice.triage import plots
 from sluice.triage.finding import CLASSES, Finding
 from sluice.triage.report import lines, node, place, summary
+from sluice.webpage import render
 
 _NODES_LISTED = 40
 
@@ -33,13 +31,8 @@ def page(finding: Finding) -> str:
     """The page, with LF line ends."""
     first = finding.difference.step if finding.difference is not None else None
     located = finding.localisation
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    source = files("sluice.triage").joinpath("templates", "page.html.j2")
-    template = environment.from_string(source.read_text(encoding="utf-8"))
-    text: str = template.render(
-        version=__version__,
+    return render(
+        "sluice.triage",
         finding=finding,
         summary=summary(finding),
         meaning=CLASSES[finding.classification.name],
@@ -53,7 +46,6 @@ def page(finding: Finding) -> str:
         nodes=[node(one) for one in located.nodes[:_NODES_LISTED]] if located is not None else [],
         n_nodes=len(located.nodes) if located is not None else 0,
     )
-    return text.rstrip("\n") + "\n"
 
 
 def aligned(finding: Finding) -> list[Piece]:

@@ -13,7 +13,7 @@ from sluice.seams import NO_SEAMS, Seams
 from sluice.streaming.arena import Arena
 from sluice.streaming.cache import ExpertCache
 from sluice.streaming.lanes import Lanes
-from sluice.streaming.pages import Pages
+from sluice.streaming.pages import PagedMemory
 from sluice.streaming.reader import Channel, SliceReader
 
 from .parts import PAGE, SIZE, layout
@@ -88,13 +88,11 @@ def rig(start: Callable[..., Lanes], content: bytes) -> Callable[..., Rig]:
         found = layout(slices, n_layers=n_layers, n_expert=n_expert)
         arena = Arena(found, granule_bytes=PAGE, shared=False)
         reading = start(lanes, direct=False, seams=seams)
-        pages = Pages(arena)
         budget_bytes = experts * expert_bytes(found) if experts else budget_bytes
         made: list[Rig] = []
-        cache = ExpertCache(
-            found, pages, reading, lambda *one: made[0].plan(*one), budget_bytes, seams
-        )
-        made.append(Rig(found, arena, reading, pages, cache, content))
+        memory = PagedMemory(found, arena, budget_bytes)
+        cache = ExpertCache(memory, reading, lambda *one: made[0].plan(*one), seams)
+        made.append(Rig(found, arena, reading, memory.pages, cache, content))
         return made[0]
 
     return rig_

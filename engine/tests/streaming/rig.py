@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sluice.seams import Seams
 from sluice.streaming.arena import Arena
-from sluice.streaming.cache import ExpertCache, Slot
+from sluice.streaming.cache import Entry, ExpertCache
 from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertLayout
 from sluice.streaming.pages import Pages
@@ -61,7 +61,7 @@ class Rig:
         self.lanes.wait([*waiting, *jobs])
         return hits, missing
 
-    def ahead(self, layer: int, expert: int) -> Slot | None:
+    def ahead(self, layer: int, expert: int) -> Entry | None:
         """Reads an expert ahead, as the pass that runs now would."""
         slot = self.cache.load_ahead(layer, expert, self.number)
         if slot is not None:
@@ -111,7 +111,7 @@ def expert_bytes(layout: ExpertLayout) -> int:
     )
 
 
-def jobs_of(slot: Slot) -> list[Job]:
+def jobs_of(slot: Entry) -> list[Job]:
     return [job for part in slot.jobs.values() for job in part]
 
 

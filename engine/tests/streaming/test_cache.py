@@ -8,7 +8,7 @@ import pytest
 
 from sluice.errors import ReadFault
 from sluice.seams import Seams
-from sluice.streaming.cache import Slot
+from sluice.streaming.cache import Entry
 from sluice.telemetry.metrics import CacheReport
 
 from .parts import PAGE, SIZE, can_see_pages
@@ -218,7 +218,7 @@ def test_the_budget_holds_whatever_comes(rig: Make, seed: int, slices: tuple[int
     smallest = one.cost_bytes(width)
     sizes = [smallest, smallest + PAGE, 2 * smallest, 4 * smallest]
     one.cache.resize(chance.choice(sizes[:2]))
-    unused: list[Slot] = []
+    unused: list[Entry] = []
     n_hits = 0
     for step in range(150):
         layer = step % n_layers

@@ -37,3 +37,8 @@ def test_the_whole_budget_evicts_nothing(config: Config, opened: Open, prompt: s
 def test_layers_are_those_that_stream(config: Config) -> None:
     assert cache_budgets(config).layers == (0, 1, 2, 3)
     assert cache_budgets(config.replace(mtp=True)).layers == (0, 1, 2, 3, 4)
+
+
+def test_a_scant_budget_is_below_what_a_token_routes_to(config: Config) -> None:
+    found = cache_budgets(config)
+    assert found.scant_mb << 20 < found.token_bytes <= found.smallest_mb << 20

@@ -1,0 +1,263 @@
+"""Cache memory in slots: any expert of a class of layers may stand in any slot of its pool.
+
+A matmul over experts finds expert e at ``data + e * nb[2]``. Pointed at a pool of slots, with
+the slots' stride for ``nb[2]`` and the slots' numbers in the place of the routed experts' ids, it
+computes the same rows from the same bytes. So a slot that is evicted is read over: no page is
+given back and taken again, and the pool may have huge pages, which disks fill twice as fast.
+
+Layers whose slices have the same sizes are a class, with a share of the budget of its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+import mmap
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.errors import SystemFault
+from sluice.streaming.arena import Buffer, chunked_reads
+from sluice.streaming.layout import ExpertLayout, ExpertTensor
+from sluice.streaming.plan import StreamingPlan
+from sluice.streaming.reader import Read
+
+I32 = npt.NDArray[np.int32]
+_STRIDE_ALIGNMENT = 512
+
+
+def can_hold(layout: ExpertLayout, alignment: int) -> bool:
+    """Whether every slice of ``layout`` has the same place in its window.
+
+    A pool has one address for expert 0 of a tensor: slices that begin at other places of an
+    aligned window than their neighbours do could not be read in place.
+    """
+    return all(t.slice_bytes % alignment == 0 for t in layout.by_name.values())
+
+
+class SlotPool:
+    """The slots of one class of layers: a buffer a part, of as many slots as there are experts.
+
+    ``n_slots`` of them may be used, from the lowest on. Where that is all of them, every expert
+    has a slot of its own, beside its neighbours.
+    """
+
+    def __init__(self, layers: Mapping[int, tuple[ExpertTensor, ...]], alignment: int) -> None:
+        self.layers = layers
+        self.n_slots = 0
+        self.n_used = 0
+        self.table: dict[int, I32] = {}
+        """Slot by expert, by layer; -1 where it has none."""
+        self._own: dict[int, int] = {}  # by layer, the slot of expert 0 where all have their own
+        self.n_experts = 0
+        for layer, tensors in layers.items():
+            self.table[layer] = np.full(tensors[0].n_expert, -1, np.int32)
+            self._own[layer] = self.n_experts
+            self.n_experts += tensors[0].n_expert
+        step = max(alignment, _STRIDE_ALIGNMENT)
+        first = next(iter(layers.values()))
+        self.strides = {t.part: -(-(t.slice_bytes + step) // step) * step for t in first}
+        self.slot_bytes = sum(self.strides.values())
+        self._buffers: dict[str, Buffer] = {}
+        for part, stride in self.strides.items():
+            buffer = Buffer(self.n_experts * stride, max(alignment, mmap.PAGESIZE))
+            buffer.use_huge_pages()
+            self._buffers[part] = buffer
+        self._is_used = np.zeros(self.n_experts, np.bool_)
+        self._free: list[int] = []  # a heap; one that has been taken since may still be in it
+        self._next = 0  # the lowest slot that was never used
+
+    def address(self, tensor: ExpertTensor, slot: int, alignment: int) -> int:
+        """Where the slice of ``tensor``'s part in a slot begins."""
+        at = slot * self.strides[tensor.part] + tensor.offset % alignment
+        return self._buffers[tensor.part].address + at
+
+    def take(self, layer: int, expert: int) -> None:
+        """Give an expert a free slot."""
+        slot = self._own[layer] + expert
+        if self.n_slots < self.n_experts or self._is_used[slot]:
+            slot = self._lowest()
+        self._is_used[slot] = True
+        self.table[layer][expert] = slot
+        self.n_used += 1
+
+    def give_back(self, layer: int, expert: int) -> None:
+        """Its slot is free; the bytes stay until it is read over."""
+        slot = int(self.table[layer][expert])
+        if slot < 0:
+            return
+        self.table[layer][expert] = -1
+        self._is_used[slot] = False
+        self.n_used -= 1
+        heapq.heappush(self._free, slot)
+        if slot >= self.n_slots:
+            for part, stride in self.strides.items():
+                self._buffers[part].give_back(slot * stride, (slot + 1) * stride)
+
+    def place(self, tensor: ExpertTensor, expert: int, alignment: int) -> tuple[memoryview, int]:
+        """The memory of ``tensor``'s part, and where the expert's slice begins in it."""
+        slot = int(self.table[tensor.layer][expert])
+        at = slot * self.strides[tensor.part] + tensor.offset % alignment
+        return self._buffers[tensor.part].view, at
+
+    def trim(self) -> None:
+        """Move what stands beyond ``n_slots`` below it, and give that memory back."""
+        for table in self.table.values():
+            for expert in np.flatnonzero(table >= self.n_slots):
+                slot, free = int(table[expert]), self._lowest()
+                for part, stride in self.strides.items():
+                    view = self._buffers[part].view
+                    view[free * stride : (free + 1) * stride] = view[
+                        slot * stride : (slot + 1) * stride
+                    ]
+                self._is_used[slot], self._is_used[free] = False, True
+                table[expert] = free
+        for part, stride in self.strides.items():
+            buffer = self._buffers[part]
+            buffer.give_back(self.n_slots * stride, buffer.size_bytes)
+        self._free = [slot for slot in self._free if slot < self.n_slots]
+        heapq.heapify(self._free)
+        self._next = min(self._next, self.n_slots)
+
+    def _lowest(self) -> int:
+        while self._free:
+            slot = heapq.heappop(self._free)
+            if not self._is_used[slot]:
+                return slot
+        while self._is_used[self._next]:
+            self._next += 1
+        self._next += 1
+        return self._next - 1
+
+
+class SlotMemory:
+    """The memory of an :class:`ExpertCache`, in one pool a class of layers.
+
+    Args:
+        layout: what is cached; see :func:`can_hold`.
+        plan: of the model; decides what a pool cannot do without.
+        alignment: the reader's, at its start.
+        ubatch: rows of the widest pass.
+        budget_bytes: of all pools together.
+    """
+
+    def __init__(
+        self,
+        layout: ExpertLayout,
+        plan: StreamingPlan,
+        *,
+        alignment: int,
+        ubatch: int,
+        budget_bytes: int,
+    ) -> None:
+        classes: dict[tuple[tuple[str, int], ...], dict[int, tuple[ExpertTensor, ...]]] = {}
+        for layer, tensors in layout.layers.items():
+            key = tuple((t.part, t.slice_bytes) for t in tensors)
+            classes.setdefault(key, {})[layer] = tensors
+        self._plan = plan
+        self._ubatch = ubatch
+        self._alignment = alignment
+        self.pools = [SlotPool(layers, alignment) for layers in classes.values()]
+        self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
+        self.budget_bytes = budget_bytes
+        self.set_budget(budget_bytes)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Slots in use, those on their way counted."""
+        return sum(pool.n_used * pool.slot_bytes for pool in self.pools)
+
+    def has_room(self, layer: int, experts: Sequence[int]) -> bool:
+        """Whether ``experts``, none of them here, fit beside what is here."""
+        pool = self._pool_of[layer]
+        return pool.n_used + len(experts) <= pool.n_slots
+
+    def competes(self, layer: int, other: int) -> bool:
+        """Whether evicting from ``other`` makes room for ``layer``."""
+        return self._pool_of[layer] is self._pool_of[other]
+
+    def is_over(self, layer: int) -> bool:
+        """Whether something that competes with ``layer`` has to go."""
+        pool = self._pool_of[layer]
+        return pool.n_used > pool.n_slots
+
+    def take(self, layer: int, expert: int) -> None:
+        """An expert comes into memory."""
+        self._pool_of[layer].take(layer, expert)
+
+    def give_back(self, layer: int, expert: int, *, spare_shared: bool = True) -> None:
+        """An expert leaves memory; slots share nothing, so there is nothing to spare."""
+        del spare_shared
+        self._pool_of[layer].give_back(layer, expert)
+
+    def set_budget(self, budget_bytes: int) -> bool:
+        """Share ``budget_bytes`` among the pools; nothing has to go for that at once.
+
+        Every pool gets what it cannot do without, as far as it goes, and of the rest a share by
+        its size.
+        """
+        self.budget_bytes = budget_bytes
+        left = budget_bytes
+        for pool in self.pools:
+            pool.n_slots = min(self._needed(pool), left // pool.slot_bytes)
+            left -= pool.n_slots * pool.slot_bytes
+        while True:
+            open_ = [p for p in self.pools if p.n_slots < p.n_experts and p.slot_bytes <= left]
+            if not open_:
+                return False
+            whole = sum(p.n_experts * p.slot_bytes for p in open_)
+            share = left
+            for pool in open_:
+                part = share * pool.n_experts * pool.slot_bytes // whole // pool.slot_bytes
+                more = min(max(part, 1), pool.n_experts - pool.n_slots, left // pool.slot_bytes)
+                pool.n_slots += more
+                left -= more * pool.slot_bytes
+
+    def trim(self) -> None:
+        """Give back what lies beyond the budget, once nothing is over it."""
+        for pool in self.pools:
+            pool.trim()
+
+    def ids(self, layer: int, selected: I32) -> tuple[I32, int, int]:
+        """The slots of the experts ``selected``: int32[rows, top_k], counted from the lowest.
+
+        Returns:
+            Those, the lowest slot, and how many there are from it to the highest.
+
+        Raises:
+            SystemFault: one of the experts has no slot.
+        """
+        ids: I32 = self._pool_of[layer].table[layer][selected]
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0:
+            raise SystemFault(f"layer {layer}: a routed expert has no slot in the cache")
+        ids -= low
+        return ids, low, high - low + 1
+
+    def address(self, tensor: ExpertTensor, slot: int) -> int:
+        """Where the slice of ``tensor``'s part in a slot begins."""
+        return self._pool_of[tensor.layer].address(tensor, slot, self._alignment)
+
+    def stride(self, tensor: ExpertTensor) -> int:
+        """Bytes from slot to slot."""
+        return self._pool_of[tensor.layer].strides[tensor.part]
+
+    def slice_view(self, tensor: ExpertTensor, expert: int) -> memoryview:
+        """The bytes of one resident expert's slice, writable."""
+        view, at = self._pool_of[tensor.layer].place(tensor, expert, self._alignment)
+        return view[at : at + tensor.slice_bytes]
+
+    def slice_reads(
+        self, tensor: ExpertTensor, expert: int, source: int, shard: int, alignment: int
+    ) -> list[Read]:
+        """As :meth:`Arena.slice_reads`, for an expert that has a slot."""
+        view, at = self._pool_of[tensor.layer].place(tensor, expert, self._alignment)
+        offset = tensor.offset + source * tensor.slice_bytes
+        return chunked_reads(tensor.name, view, at, offset, tensor.slice_bytes, shard, alignment)
+
+    def _needed(self, pool: SlotPool) -> int:
+        plans = [one for one in self._plan.layers if one.layer in pool.layers]
+        used = sum(min(self._plan.n_used, one.n_expert) for one in plans if not one.is_head)
+        widest = max(min(self._ubatch * self._plan.n_used, one.n_expert) for one in plans)
+        return max(used, widest)
