@@ -12,7 +12,9 @@ from sluice_gates.gate import NotApplicable
 from sluice_gates.prompts import Prompt
 
 MIB = 1 << 20
-MTP = ("mtp", "draft")
+KEPT = ("model", "ubatch", "mtp", "draft")
+"""Settings that the resident run has in common with a streamed one."""
+
 PAGES: dict[str, Any] = {"cache_memory": "pages"}
 """Each cached expert at an address of its own; by default they stand in slots where they can."""
 
@@ -33,7 +35,7 @@ def streamed(bench: Bench, prompt: Prompt, **changes: Any) -> Run:
     Raises:
         GateFailure: it differs, or has read nothing.
     """
-    kept = {name: value for name, value in changes.items() if name in MTP or name == "model"}
+    kept = {name: value for name, value in changes.items() if name in KEPT}
     wanted = resident(bench, prompt, **kept)
     run = bench.run(prompt, n=bench.n_streamed, moe_stream=True, **changes)
     check(bench, wanted, run, f"{prompt.name}, resident and {words(changes)}")

@@ -52,6 +52,7 @@ def test_warm_generation(bench: Bench) -> str:
     """
     prompt, found, runs = bench.general[0], budgets(bench), []
     wanted = resident(bench, prompt)
+    ways: tuple[tuple[int, dict[str, Any]], ...]
     ways = ((found.smallest_mb, {}), (found.smallest_mb, PAGES), (found.whole_mb, {}))
     for cache_mb, way in ways:
         first, second = bench.run_all(

@@ -102,16 +102,16 @@ def test_cache_off_is_all_cached(bench: Bench) -> str:
     needs=("experts",),
 )
 def test_eviction_in_every_layer(bench: Bench) -> str:
-    """A cache that is too small for one token evicts in each layer that streams.
+    """A cache of 1 MiB evicts in each layer that streams, in slots, in pages and with overlap.
 
-    With overlap, too: what is waited for later must not be evicted either.
+    The prompt is computed token by token: a pass of many rows may keep a layer whole.
 
     Kills evicted-slot-read, cache-ignored and cache-unbounded.
     """
     prompt, found = bench.general[0], budgets(bench)
     runs = []
-    for changes in ({}, {"overlap": True}):
-        run = streamed(bench, prompt, cache_mb=1, force_cache=True, **changes)
+    for changes in ({}, PAGES, {"overlap": True}):
+        run = streamed(bench, prompt, cache_mb=1, force_cache=True, ubatch=1, **changes)
         counts = run.metrics.cache.evicted_by_layer if run.metrics.cache is not None else {}
         for layer in found.layers:
             need(counts.get(layer, 0), f"nothing of layer {layer} evicted")

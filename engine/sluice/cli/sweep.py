@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,17 +107,16 @@ def _sweep(asked: Plan, out: Path, timeout_s: float, as_json: bool, output: Outp
     from sluice.sweep.rows import Recorded, RowFile
     from sluice.sweep.runner import Runner
     from sluice.sweep.schedule import schedule
+    from sluice.targets.server_process import end_all
 
     progress = SweepProgress(asked.repeats)
-    ending = contextlib.ExitStack()
 
     def before() -> None:
         progress.close()
-        ending.close()
+        end_all()
 
     with Interrupt(before=before) as interrupt:
-        identity, target, end = _target(asked, timeout_s, progress)
-        ending.callback(end)
+        identity, target = _target(asked, timeout_s, progress)
         visits = schedule(asked.arms, asked.workloads, asked.repeats)
         total = sum(len(visit.requests) for visit in visits)
 
@@ -156,10 +153,8 @@ def _sweep(asked: Plan, out: Path, timeout_s: float, as_json: bool, output: Outp
     return 0
 
 
-def _target(
-    asked: Plan, timeout_s: float, progress: SweepProgress
-) -> tuple[Identity, Target, Callable[[], None]]:
-    """Identity, what opens the arms, and what ends a server of ours from another thread."""
+def _target(asked: Plan, timeout_s: float, progress: SweepProgress) -> tuple[Identity, Target]:
+    """Whose figures they will be, and what opens the arms."""
 
     def warn_clear_of_bars(text: str) -> None:
         progress.close()
@@ -169,17 +164,17 @@ def _target(
         from sluice.sweep.engine_arms import EngineArms, engine_identity
 
         arms = EngineArms(asked.config, warn_clear_of_bars)
-        return engine_identity(asked.config, asked.n), arms, lambda: None
+        return engine_identity(asked.config, asked.n), arms
     from sluice.sweep.server_arms import GivenArm, StartedArms, given_identity, started_identity
 
     if asked.command is not None:
         started = StartedArms(asked.command, timeout_s)
-        return started_identity(asked.command, asked.model, asked.n), started, started.end
+        return started_identity(asked.command, asked.model, asked.n), started
     from sluice.targets.server import ServerTarget
 
     assert asked.url is not None
     server = ServerTarget(asked.url, timeout_s=timeout_s)
-    return given_identity(server, asked.model, asked.n), GivenArm(server), lambda: None
+    return given_identity(server, asked.model, asked.n), GivenArm(server)
 
 
 def _replay(path: Path, out: Path | None, as_json: bool, output: Output) -> None:

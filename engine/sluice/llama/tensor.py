@@ -112,8 +112,17 @@ class Ids:
         set_source(node_address, index, self.address)
 
     def fill(self, ids: npt.NDArray[np.int32]) -> None:
-        """Hold ``ids``, int32[rows, top_k]."""
+        """Hold ``ids``, int32[rows, top_k].
+
+        Raises:
+            SystemFault: they are more than there is room for.
+        """
         rows, top_k = ids.shape
+        if ids.size > self._values.size:
+            raise SystemFault(
+                f"a pass routes {rows} rows to {top_k} experts each, {ids.size} ids, and there is"
+                f" room for {self._values.size}; use --cache-memory pages"
+            )
         self._values[: ids.size] = ids.ravel()
         row, whole = 4 * top_k, 4 * ids.size
         _FOUR.pack_into(self._struct, _NE, top_k, rows, 1, 1)

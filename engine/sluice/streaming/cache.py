@@ -97,17 +97,15 @@ class CacheMemory(Protocol):
 
 
 class ExpertCache:
-    """Slots of at most ``budget_bytes`` of pages together.
+    """Experts that take at most :attr:`budget_bytes` of memory together.
 
     The one exception is a pass that is wider than the budget, where ``--force-cache`` allows
     it: what it needs is kept until the next layer.
 
     Args:
-        layout: what can be cached.
-        pages: counts and gives back memory.
+        memory: where experts stand.
         lanes: reads.
         plan: makes the reads of an expert.
-        budget_bytes: of pages.
         seams: see :mod:`sluice.seams`.
 
     :attr:`report` is what the generation that runs now is told of it.
@@ -129,7 +127,7 @@ class ExpertCache:
 
     @property
     def resident_bytes(self) -> int:
-        """Pages in memory, those on their way counted."""
+        """What is in memory, what is on its way counted."""
         return self.memory.resident_bytes
 
     def __len__(self) -> int:
@@ -203,9 +201,7 @@ class ExpertCache:
         memory = self.memory
         if memory.has_room(layer, experts):
             return True
-        for entry in self._victims(number, is_ahead):
-            if not memory.competes(layer, entry.layer):
-                continue
+        for entry in self._victims(layer, number, is_ahead):
             self.drop(entry)
             self._count_evicted(entry)
             if memory.has_room(layer, experts):
@@ -217,8 +213,8 @@ class ExpertCache:
         counts = self.report.evicted_by_layer
         counts[entry.layer] = counts.get(entry.layer, 0) + 1
 
-    def _victims(self, number: int, is_ahead: bool) -> Iterator[Entry]:
-        """Slots that may go, the least recently used first; what was read ahead goes last.
+    def _victims(self, layer: int, number: int, is_ahead: bool) -> Iterator[Entry]:
+        """What may go for ``layer``, the least recently used first; what was read ahead goes last.
 
         What this pass needs stays, and what a lane is writing into: the read would land in
         memory that is no longer its own. Whoever reads ahead takes no other's read-ahead.
@@ -226,6 +222,8 @@ class ExpertCache:
         ahead = []
         for entry in list(self._entries.values()):
             if entry.needed_in == number and number >= 0:
+                continue
+            if not self.memory.competes(layer, entry.layer):
                 continue
             if entry.is_ahead or (entry.is_in_flight() and self._seams.spares_in_flight()):
                 ahead.append(entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sluice.errors import SystemFault
 from sluice.llama import tensor as node
 from sluice.streaming.layout import ExpertTensor
 
@@ -34,8 +35,8 @@ class Capture:
 
     ``found`` are the addresses of each named weight: one, or two where a model uses a tensor
     twice. ``stops`` are the names of nodes to stop after, each with the layer and the part that
-    the next matmul takes. ``others`` are experts' weights that something else takes than the
-    first source of a matmul over experts.
+    the next matmul takes. ``others`` are experts' weights that are not taken by one matmul over
+    experts alone, by the router's ids.
     """
 
     experts: Mapping[str, ExpertTensor]
@@ -45,6 +46,7 @@ class Capture:
     orders: dict[int, list[str]] = field(default_factory=dict)
     routers: dict[int, Router] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
+    _takers: dict[int, str] = field(default_factory=dict)
     _last: str = ""
 
     def see(self, address: int) -> None:
@@ -59,13 +61,40 @@ class Capture:
             expert = self.experts.get(weight)
             if expert is not None:
                 self._part(expert, sources)
-                if source != sources[0] or node.op(address) != MATMUL:
+                if not self._is_one_matmul(address, name, source, sources):
                     self.others.add(weight)
         if name.startswith(ROUTER.decode()) and len(sources) > 1:
             layer = int(name.rpartition("-")[2])
             self.routers[layer] = Router(sources[0], node.name(sources[1]))
         if name.startswith(MOE.decode()):
             self._last = name
+
+    def found_experts(self) -> list[ExpertTensor]:
+        """The experts' weights that a graph uses."""
+        return [t for t in self.experts.values() if t.name in self.found]
+
+    def check_sizes(self, path: str) -> None:
+        """Hold the experts' weights in memory against the file's header.
+
+        Raises:
+            SystemFault: one has another size.
+        """
+        for tensor in self.found_experts():
+            for address in self.found[tensor.name]:
+                shape, strides = node.shape(address), node.strides(address)
+                if shape[2] != tensor.n_expert or strides[2] != tensor.slice_bytes:
+                    raise SystemFault(
+                        f"{path}: {tensor.name} is {shape} with slices of {strides[2]} bytes"
+                        f" in memory, {tensor.n_expert} of {tensor.slice_bytes} in the file"
+                    )
+
+    def _is_one_matmul(self, address: int, name: str, weight: int, sources: list[int]) -> bool:
+        return (
+            node.op(address) == MATMUL
+            and weight == sources[0]
+            and node.name_starts_with(sources[2], ROUTING)
+            and self._takers.setdefault(weight, name) == name
+        )
 
     def _part(self, expert: ExpertTensor, sources: list[int]) -> None:
         order = self.orders.setdefault(expert.layer, [])

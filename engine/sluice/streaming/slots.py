@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import heapq
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 import numpy.typing as npt
 
-from sluice.errors import SystemFault
+from sluice.config import Config
+from sluice.errors import RequestError, SystemFault
 from sluice.streaming.arena import Buffer, chunked_reads
 from sluice.streaming.layout import ExpertLayout, ExpertTensor
 from sluice.streaming.plan import StreamingPlan
@@ -34,6 +35,47 @@ def can_hold(layout: ExpertLayout, alignment: int) -> bool:
     aligned window than their neighbours do could not be read in place.
     """
     return all(t.slice_bytes % alignment == 0 for t in layout.by_name.values())
+
+
+def slot_memory(
+    config: Config,
+    layout: ExpertLayout,
+    plan: StreamingPlan,
+    *,
+    others: Set[str],
+    alignment: int,
+    budget_bytes: int,
+) -> SlotMemory | None:
+    """Slots for ``layout``, or ``None`` where they cannot hold it, or not in this budget.
+
+    Args:
+        config: ``cache_memory`` says whether that may be; ``ubatch`` is the widest pass's rows.
+        layout, plan: of the model.
+        others: weights that cannot be taken from slots (see :class:`Capture`).
+        alignment: the reader's.
+        budget_bytes: of all pools together.
+
+    Raises:
+        RequestError: they cannot, and were asked for.
+    """
+    if config.cache_memory == "pages":
+        return None
+    if not can_hold(layout, alignment):
+        what = f"slices that are no multiple of {alignment} bytes"
+    elif others:
+        what = f"another use of {min(others)} than by one matmul with the routed experts' ids"
+    else:
+        slots = SlotMemory(
+            layout, plan, alignment=alignment, ubatch=config.ubatch, budget_bytes=budget_bytes
+        )
+        if config.force_cache or slots.needed_bytes <= budget_bytes:
+            return slots
+        what = slots.why_too_small
+    if config.cache_memory == "slots":
+        raise RequestError(
+            f"--cache-memory slots: {config.model} has {what}; use --cache-memory auto or pages"
+        )
+    return None
 
 
 class SlotPool:
@@ -65,8 +107,8 @@ class SlotPool:
             buffer.use_huge_pages()
             self._buffers[part] = buffer
         self._is_used = np.zeros(self.n_experts, np.bool_)
-        self._free: list[int] = []  # a heap; one that has been taken since may still be in it
-        self._next = 0  # the lowest slot that was never used
+        # A heap of every free slot; one that has been taken since may still be in it.
+        self._free = list(range(self.n_experts))
 
     def address(self, tensor: ExpertTensor, slot: int, alignment: int) -> int:
         """Where the slice of ``tensor``'s part in a slot begins."""
@@ -96,8 +138,12 @@ class SlotPool:
                 self._buffers[part].give_back(slot * stride, (slot + 1) * stride)
 
     def place(self, tensor: ExpertTensor, expert: int, alignment: int) -> tuple[memoryview, int]:
-        """The memory of ``tensor``'s part, and where the expert's slice begins in it."""
-        slot = int(self.table[tensor.layer][expert])
+        """The memory of ``tensor``'s part, and where the expert's slice begins in it.
+
+        Raises:
+            SystemFault: the expert has no slot.
+        """
+        slot = self._slot(tensor.layer, expert)
         at = slot * self.strides[tensor.part] + tensor.offset % alignment
         return self._buffers[tensor.part].view, at
 
@@ -112,23 +158,23 @@ class SlotPool:
                         slot * stride : (slot + 1) * stride
                     ]
                 self._is_used[slot], self._is_used[free] = False, True
+                heapq.heappush(self._free, slot)
                 table[expert] = free
         for part, stride in self.strides.items():
             buffer = self._buffers[part]
             buffer.give_back(self.n_slots * stride, buffer.size_bytes)
-        self._free = [slot for slot in self._free if slot < self.n_slots]
-        heapq.heapify(self._free)
-        self._next = min(self._next, self.n_slots)
 
     def _lowest(self) -> int:
-        while self._free:
+        while True:
             slot = heapq.heappop(self._free)
             if not self._is_used[slot]:
                 return slot
-        while self._is_used[self._next]:
-            self._next += 1
-        self._next += 1
-        return self._next - 1
+
+    def _slot(self, layer: int, expert: int) -> int:
+        slot = int(self.table[layer][expert])
+        if slot < 0:
+            raise SystemFault(f"layer {layer}: expert {expert} has no slot in the cache")
+        return slot
 
 
 class SlotMemory:
@@ -214,6 +260,30 @@ class SlotMemory:
                 pool.n_slots += more
                 left -= more * pool.slot_bytes
 
+    @property
+    def needed_bytes(self) -> int:
+        """What all pools cannot do without: a token's experts, and a pass's of any layer."""
+        return sum(self._needed(pool) * pool.slot_bytes for pool in self.pools)
+
+    @property
+    def why_too_small(self) -> str:
+        """In words, for a budget below :attr:`needed_bytes`."""
+        sizes = len(self.pools)
+        kinds = "1 size" if sizes == 1 else f"{sizes} sizes"
+        return f"experts of {kinds}, whose slots need --cache-mb {-(-self.needed_bytes >> 20)}"
+
+    def check_budget(self, budget_bytes: int) -> None:
+        """Refuse what :meth:`set_budget` could not share out.
+
+        Raises:
+            RequestError: ``budget_bytes`` is below :attr:`needed_bytes`.
+        """
+        if budget_bytes < self.needed_bytes:
+            raise RequestError(
+                f"--cache-mb {budget_bytes >> 20}: the cache has {self.why_too_small} or more;"
+                " --force-cache takes less, and a session of --cache-memory pages needs less"
+            )
+
     def trim(self) -> None:
         """Give back what lies beyond the budget, once nothing is over it."""
         for pool in self.pools:
@@ -231,7 +301,8 @@ class SlotMemory:
         ids: I32 = self._pool_of[layer].table[layer][selected]
         low, high = int(ids.min()), int(ids.max())
         if low < 0:
-            raise SystemFault(f"layer {layer}: a routed expert has no slot in the cache")
+            expert = int(selected[ids < 0][0])
+            raise SystemFault(f"layer {layer}: routed expert {expert} has no slot in the cache")
         ids -= low
         return ids, low, high - low + 1
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.config import Config
-from sluice.errors import RequestError, SystemFault
+from sluice.errors import SystemFault
 from sluice.gguf.header import Header
 from sluice.llama import tensor as node
 from sluice.seams import Seams
@@ -25,7 +25,8 @@ from sluice.streaming.pages import PagedMemory
 from sluice.streaming.plan import streaming_plan
 from sluice.streaming.readahead import ReadAhead
 from sluice.streaming.reader import SliceReader
-from sluice.streaming.slots import SlotMemory, can_hold
+from sluice.streaming.slots import slot_memory
+from sluice.streaming.standin import StandIn
 from sluice.telemetry.metrics import CacheReport, Metrics, ReadCounter
 
 JobsByPart = dict[str, list[Job]]
@@ -73,9 +74,7 @@ class Streamer:
         self._capture = Capture(layout.by_name, frozenset(header.tensors))
         self._capturing = False
         self._place: Arena | CacheMemory  # settle() says which
-        self._slots: SlotMemory | None = None
-        self._ids: node.Ids | None = None
-        self._takes_ids: dict[int, ExpertTensor] = {}  # weights whose matmul is still to come
+        self._standin: StandIn | None = None
         is_busy = config.overlap or config.prefetch or config.predict_prefetch
         self.lanes = Lanes(reader, config.io_threads, helps=not is_busy, seams=seams)
         self._stops: dict[str, tuple[int, str]] = {}
@@ -90,8 +89,8 @@ class Streamer:
         if self._capturing:
             self._capture.see(address)
             return False
-        if ask and self._takes_ids:
-            self._give_ids(address)
+        if ask and self._standin is not None and self._standin.is_expected:
+            self._standin.give(address)
         if not node.name_starts_with(address, MOE):
             return False
         if ask:
@@ -131,11 +130,11 @@ class Streamer:
             SystemFault: no memory, or a read failed.
         """
         config, found = self.config, self._capture.found
+        self._capture.check_sizes(self._path)
         if config.dense_weights == "anon":
             self.dense.own(found, self.reader, self.lanes, self._progress)
         elif config.dense_weights == "warm":
             self.dense.warm(found, self._progress)
-        self._check_experts()
         if config.cache_mb:
             self._place = self._cache_memory()
             self.cache = ExpertCache(self._place, self.lanes, self._plan_jobs, self._seams)
@@ -164,18 +163,16 @@ class Streamer:
             RequestError: one that is too small.
         """
         assert self.cache is not None  # apply_overrides refuses it otherwise
-        available = memory.available_bytes()
-        if available is not None:
-            available += self.cache.resident_bytes
+        budget = self._budget_bytes(config, self.cache.resident_bytes)
+        if self._standin is not None and not config.force_cache:
+            self._standin.memory.check_budget(budget)
         self.cache.report = CacheReport(self.cache.budget_bytes)  # the last one has ended
-        self.cache.resize(
-            cache_bytes(
-                config,
-                self.plan,
-                available_bytes=available,
-                mapped_bytes=self.dense.mapped_bytes(self._capture.found),
-            )
-        )
+        self.cache.resize(budget)
+
+    @property
+    def place(self) -> Arena | CacheMemory:
+        """Where the experts stand."""
+        return self._place
 
     @property
     def cache_mb(self) -> int:
@@ -200,66 +197,39 @@ class Streamer:
     def _path(self) -> str:
         return str(self._header.path)
 
-    def _cache_memory(self) -> CacheMemory:
-        config, alignment = self.config, self.reader.alignment
-        budget = cache_bytes(
+    def _budget_bytes(self, config: Config, resident_bytes: int) -> int:
+        available = memory.available_bytes()
+        return cache_bytes(
             config,
             self.plan,
-            available_bytes=memory.available_bytes(),
+            available_bytes=None if available is None else available + resident_bytes,
             mapped_bytes=self.dense.mapped_bytes(self._capture.found),
         )
-        fits = can_hold(self.layout, alignment) and not self._capture.others
-        if config.cache_memory == "slots" and not fits:
-            raise RequestError(
-                f"--cache-memory slots: {self._path} has slices that are no multiple of"
-                f" {alignment} bytes; use --cache-memory auto or pages"
-            )
-        if fits and config.cache_memory != "pages":
-            ubatch = min(config.ubatch, config.ctx)
-            self._ids = node.Ids(ubatch, self.plan.n_used)
-            self._slots = SlotMemory(
-                self.layout, self.plan, alignment=alignment, ubatch=ubatch, budget_bytes=budget
-            )
-            return self._slots
+
+    def _cache_memory(self) -> CacheMemory:
+        config = self.config
+        budget = self._budget_bytes(config, 0)
+        ubatch = min(config.ubatch, config.ctx)
+        slots = slot_memory(
+            config.replace(ubatch=ubatch),
+            self.layout,
+            self.plan,
+            others=self._capture.others,
+            alignment=self.reader.alignment,
+            budget_bytes=budget,
+        )
+        if slots is not None:
+            found, top_k = self._capture.found, self.plan.n_used
+            self._standin = StandIn(slots, self.layout, found, rows=ubatch, top_k=top_k)
+            return slots
         arena = Arena(self.layout, granule_bytes=self.reader.granule_bytes, shared=False)
         self._bind(arena)
         return PagedMemory(self.layout, arena, budget)
 
-    def _check_experts(self) -> None:
-        for tensor in self._seen():
-            for address in self._capture.found[tensor.name]:
-                shape, strides = node.shape(address), node.strides(address)
-                if shape[2] != tensor.n_expert or strides[2] != tensor.slice_bytes:
-                    raise SystemFault(
-                        f"{self._path}: {tensor.name} is {shape} with slices of {strides[2]} bytes"
-                        f" in memory, {tensor.n_expert} of {tensor.slice_bytes} in the file"
-                    )
-
     def _bind(self, arena: Arena) -> None:
-        for tensor in self._seen():
+        for tensor in self._capture.found_experts():
             for address in self._capture.found[tensor.name]:
                 node.rebind(address, arena.address(tensor))
-
-    def _seen(self) -> list[ExpertTensor]:
-        return [t for t in self.layout.by_name.values() if t.name in self._capture.found]
-
-    def _place_ids(self, layer: int, selected: I32) -> None:
-        """Bind the layer's weights to the slots of this pass's experts."""
-        assert self._slots is not None
-        assert self._ids is not None
-        ids, low, n_slots = self._slots.ids(layer, selected)
-        self._ids.fill(ids)
-        for tensor in self.layout.layers[layer]:
-            begin, stride = self._slots.address(tensor, low), self._slots.stride(tensor)
-            for address in self._capture.found[tensor.name]:
-                node.bind_experts(address, begin, n_slots, stride)
-                self._takes_ids[address] = tensor
-
-    def _give_ids(self, address: int) -> None:
-        """A matmul over experts that is about to run takes slots in the place of ids."""
-        if self._takes_ids.pop(node.source(address, 0), None) is not None:
-            assert self._ids is not None
-            self._ids.stand_in_for(address, 2)
 
     def _asks(self, address: int) -> bool:
         if node.name_starts_with(address, ROUTING):
@@ -310,8 +280,8 @@ class Streamer:
             counter.overlapped_bytes += sum(
                 job.read.needed_bytes for job in pending if not job.is_done
             )
-        if self._slots is not None:
-            self._place_ids(layer, view)
+        if self._standin is not None:
+            self._standin.place(layer, view)
         if self._ahead is not None:
             self._ahead.look(layer, selected, self._number, counter)
 

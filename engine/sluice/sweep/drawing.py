@@ -215,7 +215,7 @@ def _split(figures: Sequence[ArmFigures]) -> list[list[ArmFigures]]:
 
 def _x(one: ArmFigures) -> float:
     """The draft length; those with a threshold stand beside it, the stricter the farther."""
-    return one.arm.n_max + 0.4 * one.arm.p_min
+    return one.arm.n_max + (0.8 * one.arm.p_min - 0.2 if one.arm.p_min else 0.0)
 
 
 def _label(one: ArmFigures) -> str:

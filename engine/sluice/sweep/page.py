@@ -52,8 +52,8 @@ def page(report: Report, plots: Sequence[Plot]) -> str:
 
 
 def _headline(one: Conclusion) -> str:
-    if one.is_settled or len(one.fastest) == 1:
-        return one.fastest[0] if one.fastest else ""
+    if len(one.fastest) < 2:
+        return "".join(one.fastest)
     return f"{one.fastest[0]}, or one of {len(one.fastest) - 1} within the noise of it"
 
 

@@ -23,6 +23,7 @@ from sluice.targets.server_process import ServerProcess
 WARM_UP_TOKENS = 8
 _WARM_UP_CHARACTERS = 200
 _VERSION_S = 10.0
+_READY_S = 2.0  # it is said to be there
 _SHOWN = 300
 _HERE = ("127.0.0.1", "localhost", "::1")
 
@@ -70,7 +71,7 @@ def given_identity(server: ServerTarget, model: str | None, n: int | None) -> Id
         SystemFault: it cannot be reached.
         ModelError: ``model`` cannot be read.
     """
-    server.wait_until_ready(5.0)
+    server.wait_until_ready(_READY_S)
     props = server.props()
     told = props.get("model_path") or props.get("model_alias") or "not told"
     is_here = urlsplit(server.url).hostname in _HERE
@@ -99,7 +100,6 @@ class StartedArms:
     def __init__(self, command: Sequence[str], timeout_s: float) -> None:
         self._command = command
         self._timeout_s = timeout_s
-        self._server: ServerTarget | None = None
 
     def refusal(self, request: Request) -> str:
         """Why no llama-server runs the arm; empty if it does."""
@@ -112,15 +112,10 @@ class StartedArms:
             SystemFault: it does not start, or does not answer.
         """
         drafts = ServerDrafts(arm.n_max, arm.n_min, arm.p_min) if arm.mtp else None
-        self._server = start_server(
+        server = start_server(
             self._command, drafts, ready_s=self._timeout_s, timeout_s=self._timeout_s
         )
-        return _warmed(self._server, first)
-
-    def end(self) -> None:
-        """End the server that is running, if any; from any thread."""
-        if self._server is not None:
-            self._server.close()
+        return _warmed(server, first)
 
 
 class GivenArm:
@@ -144,9 +139,6 @@ class GivenArm:
             SystemFault: it does not answer.
         """
         return _warmed(self._server, first)
-
-    def end(self) -> None:
-        """Leave it alone."""
 
 
 class ServerArm:

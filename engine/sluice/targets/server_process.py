@@ -24,6 +24,7 @@ _GUARD = Path(__file__).with_name("guard.py")
 # An arm is what its flags say, and nothing that the environment adds.
 _FOREIGN = ("LLAMA_ARG_SPEC", "LLAMA_ARG_DRAFT")
 _LOOK_S = 0.02
+_running: set[ServerProcess] = set()
 
 
 def split_command(text: str) -> tuple[str, ...]:
@@ -88,6 +89,7 @@ class ServerProcess:
             raise SystemFault(f"{self.name}: cannot be started: {err.strerror or err}") from None
         assert self._guard.stdout is not None
         self.log = ServerLog(self._guard.stdout)
+        _running.add(self)
         atexit.register(self.close)
 
     def __enter__(self) -> ServerProcess:
@@ -148,7 +150,14 @@ class ServerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(guard.pid, signal.SIGKILL)
             guard.wait()
+            _running.discard(self)
             self.log.join(1.0)
+
+
+def end_all() -> None:
+    """End every process of ours that runs, also one that is only starting; from any thread."""
+    for process in tuple(_running):
+        process.close()
 
 
 def _environment() -> dict[str, str]:

@@ -225,7 +225,7 @@ class Observer(Nodes):
 
     def _check(self, part: ExpertTensor, expert: int, decode: Decode) -> None:
         assert self._streamer is not None
-        held = self._streamer.arena.slice_view(part, expert)
+        held = self._streamer.place.slice_view(part, expert)
         self.n_slices_checked += 1
         wanted = self._file_digest(part, expert)
         if hashlib.sha256(held).digest() == wanted or (part.name, expert) in self._seen_bad:

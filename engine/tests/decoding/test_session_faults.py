@@ -18,6 +18,10 @@ from sluice.config import Config
 from sluice.decoding.session import Session
 from sluice.errors import ModelError, ReadFault, RequestError, SystemFault
 from sluice.seams import Seams
+from sluice.streaming.arena import Arena, Buffer
+from sluice.streaming.cache import CacheMemory
+from sluice.streaming.pages import PagedMemory
+from sluice.streaming.slots import SlotMemory
 
 from .comparing import same
 
@@ -225,7 +229,16 @@ def test_opening_and_closing_leaks_nothing(config: Config, changes: dict[str, An
     assert not [t for t in threading.enumerate() if t.name.startswith("lane")]
 
 
-@pytest.mark.parametrize("changes", [{}, CACHED], ids=str)
+def buffers(place: Arena | CacheMemory) -> list[Buffer]:
+    """What the experts' bytes lie in, of whichever kind."""
+    if isinstance(place, SlotMemory):
+        return [buffer for pool in place.pools for buffer in pool._buffers.values()]
+    arena = place._arena if isinstance(place, PagedMemory) else place
+    assert isinstance(arena, Arena)
+    return list(arena._buffers.values())
+
+
+@pytest.mark.parametrize("changes", [{}, CACHED, CACHED | {"cache_memory": "pages"}], ids=str)
 def test_a_closed_session_lets_go_of_the_buffers(config: Config, changes: dict[str, Any]) -> None:
     gc.collect()
     gc.disable()
@@ -233,10 +246,10 @@ def test_a_closed_session_lets_go_of_the_buffers(config: Config, changes: dict[s
         session = Session(config.replace(**STREAMED, **MTP, **changes))
         session.generate([5, 6], n=3).run()
         assert session.streamer is not None
-        arena, dense = session.streamer.arena, session.streamer.dense
-        seen = [weakref.ref(b) for b in (*arena._buffers.values(), *dense._buffers)]
+        dense = session.streamer.dense
+        seen = [weakref.ref(b) for b in (*buffers(session.streamer.place), *dense._buffers)]
         assert len(seen) > 3
-        del arena, dense
+        del dense
         session.close()
         assert [buffer() for buffer in seen] == [None] * len(seen)
     finally:

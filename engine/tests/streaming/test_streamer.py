@@ -40,11 +40,11 @@ def loaded(model: Path) -> Iterator[Model]:
 @pytest.fixture
 def capture(
     loaded: Model, header: Header, config: Config
-) -> Iterator[Callable[[ExpertLayout, list[int]], None]]:
+) -> Iterator[Callable[[ExpertLayout, list[int]], Streamer]]:
     """Captures ``layers`` of a layout in a context of its own."""
     closing: list[Any] = []
 
-    def capture_(layout: ExpertLayout, layers: list[int]) -> None:
+    def capture_(layout: ExpertLayout, layers: list[int]) -> Streamer:
         reader = SliceReader(header.paths, direct=False, warn=lambda _text: None)
         streamer = Streamer(
             config.replace(moe_stream=True, io_threads=1), header, layout, reader=reader,
@@ -57,6 +57,7 @@ def capture(
         )
         closing.extend((streamer, context))
         streamer.capture(lambda: context.build_only(0), layers)
+        return streamer
 
     yield capture_
     for one in reversed(closing):
@@ -71,7 +72,7 @@ def plus(layout: ExpertLayout, *more: ExpertTensor) -> ExpertLayout:
 
 
 def test_a_tensor_that_the_graph_does_not_use_is_named(
-    capture: Callable[..., None], header: Header
+    capture: Callable[..., Streamer], header: Header
 ) -> None:
     extra = ExpertTensor("blk.2.ffn_gate_up_exps.weight", 2, "gate_up", 4096, 64, N_EXPERT)
     layout = plus(expert_layout(header, with_head=False), extra)
@@ -82,7 +83,7 @@ def test_a_tensor_that_the_graph_does_not_use_is_named(
 
 
 def test_the_heads_experts_are_not_in_the_trunks_graph(
-    capture: Callable[..., None], header: Header
+    capture: Callable[..., Streamer], header: Header
 ) -> None:
     layout = expert_layout(header, with_head=True)
     with pytest.raises(SystemFault, match=r"blk\.4\.ffn_down_exps\.weight is not used .*3 of 15"):
@@ -91,13 +92,14 @@ def test_the_heads_experts_are_not_in_the_trunks_graph(
 
 @pytest.mark.parametrize("field", ["n_expert", "slice_bytes"])
 def test_a_tensor_of_another_size_in_memory_is_named(
-    capture: Callable[..., None], header: Header, field: str
+    capture: Callable[..., Streamer], header: Header, field: str
 ) -> None:
     layout = expert_layout(header, with_head=False)
     wrong = dataclasses.replace(layout.layers[1][0], **{field: 4})
     layers = dict(layout.layers) | {1: (wrong, *layout.layers[1][1:])}
+    streamer = capture(dataclasses.replace(layout, layers=layers), [0, 1, 2, 3])
     with pytest.raises(SystemFault, match=rf"{wrong.name} is .* in memory, .* in the file"):
-        capture(dataclasses.replace(layout, layers=layers), [0, 1, 2, 3])
+        streamer.settle()
 
 
 def slice_bytes(session: Session) -> int:
@@ -186,7 +188,7 @@ def test_what_was_not_routed_is_poisoned(
     inner = slice(PAGE, -PAGE) if streamer.reader.is_direct else slice(None)
     for tensor in streamer.layout.layers[N_TRUNK - 1]:
         for expert in range(N_EXPERT):
-            got = bytes(streamer.arena.slice_view(tensor, expert))
+            got = bytes(streamer.place.slice_view(tensor, expert))
             start = tensor.offset + expert * tensor.slice_bytes
             expected = raw[start : start + tensor.slice_bytes]
             if expert in watch.routed:
