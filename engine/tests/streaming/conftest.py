@@ -13,11 +13,13 @@ from sluice.seams import NO_SEAMS, Seams
 from sluice.streaming.arena import Arena
 from sluice.streaming.cache import ExpertCache
 from sluice.streaming.lanes import Lanes
+from sluice.streaming.layout import ExpertLayout
 from sluice.streaming.pages import PagedMemory
 from sluice.streaming.reader import Channel, SliceReader
+from sluice.streaming.slots import SlotMemory
 
-from .parts import PAGE, SIZE, layout
-from .rig import UNEVEN, Rig, expert_bytes
+from .parts import PAGE, SIZE, layout, plan_of
+from .rig import UNEVEN, Rig, each_bytes
 
 
 @pytest.fixture(scope="session")
@@ -71,8 +73,14 @@ def start(make: Callable[..., SliceReader]) -> Iterator[Callable[..., Lanes]]:
         one.close()
 
 
+@pytest.fixture(params=["pages", "slots"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Of the memory of a rig's cache; a test that is of one kind only parametrizes it."""
+    return str(request.param)
+
+
 @pytest.fixture
-def rig(start: Callable[..., Lanes], content: bytes) -> Callable[..., Rig]:
+def rig(start: Callable[..., Lanes], content: bytes, kind: str) -> Callable[..., Rig]:
     """``rig(budget, slices=..., n_layers=4, n_expert=8)``; a budget in bytes, or in experts."""
 
     def rig_(
@@ -86,16 +94,22 @@ def rig(start: Callable[..., Lanes], content: bytes) -> Callable[..., Rig]:
         seams: Seams = NO_SEAMS,
     ) -> Rig:
         found = layout(slices, n_layers=n_layers, n_expert=n_expert)
-        arena = Arena(found, granule_bytes=PAGE, shared=False)
         reading = start(lanes, direct=False, seams=seams)
-        budget_bytes = experts * expert_bytes(found) if experts else budget_bytes
         made: list[Rig] = []
-        memory = PagedMemory(found, arena, budget_bytes)
+        memory = memory_of(kind, found)
+        memory.set_budget(experts * each_bytes(found, memory) if experts else budget_bytes)
+        memory.trim()
         cache = ExpertCache(memory, reading, lambda *one: made[0].plan(*one), seams)
-        made.append(Rig(found, arena, reading, memory.pages, cache, content))
+        made.append(Rig(found, memory, reading, cache, content))
         return made[0]
 
     return rig_
+
+
+def memory_of(kind: str, layout: ExpertLayout) -> PagedMemory | SlotMemory:
+    if kind == "pages":
+        return PagedMemory(layout, Arena(layout, granule_bytes=PAGE, shared=False), 0)
+    return SlotMemory(layout, plan_of(layout), alignment=1, ubatch=1, budget_bytes=0)
 
 
 def no_warning(text: str) -> None:

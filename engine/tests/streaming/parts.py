@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sluice.streaming.layout import ExpertLayout, ExpertTensor
+from sluice.streaming.plan import LayerPlan, StreamingPlan
 from sluice.streaming.reader import Read
 
 SIZE = 3 * 1024 * 1024 + 777
@@ -45,6 +46,21 @@ def layout(
         layers[layer] = tuple(tensors)
     assert offset <= SIZE
     return ExpertLayout(layers, n_layers)
+
+
+def plan_of(layout: ExpertLayout, n_used: int = 1) -> StreamingPlan:
+    """The plan of streaming ``layout``: layers beyond ``n_trunk`` are the head's."""
+    layers = tuple(
+        LayerPlan(
+            layer=layer,
+            is_head=layer >= layout.n_trunk,
+            n_expert=tensors[0].n_expert,
+            expert_bytes=sum(t.slice_bytes for t in tensors),
+            expert_page_bytes=sum((-(-(t.slice_bytes - 1) // PAGE) + 1) * PAGE for t in tensors),
+        )
+        for layer, tensors in layout.layers.items()
+    )
+    return StreamingPlan(layers, n_used, trunk_dense_bytes=0, head_dense_bytes=0)
 
 
 def can_see_pages() -> bool:

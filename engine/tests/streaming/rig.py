@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sluice.seams import Seams
-from sluice.streaming.arena import Arena
+from sluice.streaming.arena import Buffer
 from sluice.streaming.cache import Entry, ExpertCache
 from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertLayout
-from sluice.streaming.pages import Pages
+from sluice.streaming.pages import PagedMemory
+from sluice.streaming.slots import SlotMemory
 
 from .parts import PAGE, present
 
@@ -26,9 +27,8 @@ class Rig:
     """A cache over the file of random bytes, and what a streamer does with it."""
 
     layout: ExpertLayout
-    arena: Arena
+    memory: PagedMemory | SlotMemory
     lanes: Lanes
-    pages: Pages
     cache: ExpertCache
     content: bytes
     number: int = 0
@@ -37,7 +37,7 @@ class Rig:
         return {
             tensor.part: [
                 Job(read, is_ahead=is_ahead)
-                for read in self.arena.slice_reads(tensor, expert, expert, 0, 1)
+                for read in self.memory.slice_reads(tensor, expert, expert, 0, 1)
             ]
             for tensor in self.layout.layers[layer]
         }
@@ -71,17 +71,19 @@ class Rig:
     def is_there(self, layer: int, expert: int) -> bool:
         """Whether its bytes are in memory as in the file."""
         return all(
-            bytes(self.arena.slice_view(t, expert))
+            bytes(self.memory.slice_view(t, expert))
             == self.content[t.offset + expert * t.slice_bytes :][: t.slice_bytes]
             for t in self.layout.layers[layer]
         )
 
     def cost_bytes(self, n_expert: int = 1) -> int:
-        """Pages that so many experts of a layer touch at most."""
-        return n_expert * expert_bytes(self.layout)
+        """What so many experts of a layer take at most."""
+        return n_expert * each_bytes(self.layout, self.memory)
 
     def held_bytes(self) -> int:
-        """Pages of the experts that the cache says it has, counted one by one."""
+        """What the experts take that the cache says it has, counted one by one."""
+        if isinstance(self.memory, SlotMemory):
+            return len(self.cache) * self.cost_bytes()
         pages = {
             (t.name, page)
             for layer, tensors in self.layout.layers.items()
@@ -98,13 +100,20 @@ class Rig:
     def memory_bytes(self) -> int:
         """What the system says is in memory."""
         return PAGE * sum(
-            sum(present(self.arena.buffer(t).address, self.arena.buffer(t).size_bytes))
-            for t in self.layout.by_name.values()
+            sum(present(one.address, one.size_bytes)) for one in buffers(self.memory)
         )
 
 
-def expert_bytes(layout: ExpertLayout) -> int:
-    """Pages that one expert of a layer touches at most."""
+def buffers(memory: PagedMemory | SlotMemory) -> list[Buffer]:
+    if isinstance(memory, SlotMemory):
+        return [one for pool in memory.pools for one in pool._buffers.values()]
+    return list(memory._arena._buffers.values())
+
+
+def each_bytes(layout: ExpertLayout, memory: PagedMemory | SlotMemory) -> int:
+    """What one expert of a layer takes at most."""
+    if isinstance(memory, SlotMemory):
+        return max(pool.slot_bytes for pool in memory.pools)
     return max(
         sum((-(-(t.slice_bytes - 1) // PAGE) + 1) * PAGE for t in tensors)
         for tensors in layout.layers.values()
