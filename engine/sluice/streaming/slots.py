@@ -125,15 +125,16 @@ class SlotPool:
         self.n_used += 1
 
     def give_back(self, layer: int, expert: int) -> None:
-        """Its slot is free; the bytes stay until it is read over."""
+        """Its slot is free; the bytes stay until it is read over, where that is in the budget."""
         slot = int(self.table[layer][expert])
         if slot < 0:
             return
+        is_over = self.n_used > self.n_slots
         self.table[layer][expert] = -1
         self._is_used[slot] = False
         self.n_used -= 1
         heapq.heappush(self._free, slot)
-        if slot >= self.n_slots:
+        if is_over or slot >= self.n_slots:
             for part, stride in self.strides.items():
                 self._buffers[part].give_back(slot * stride, (slot + 1) * stride)
 

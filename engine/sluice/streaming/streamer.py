@@ -272,6 +272,11 @@ class Streamer:
             self._load_cached(self.cache, layer, experts, counter)
         else:
             self._load_all_anew(tensors, experts, counter)
+        # All this while the lanes read what this layer waits for.
+        if self._standin is not None:
+            self._standin.place(layer, view)
+        if self._ahead is not None:
+            self._ahead.look(layer, selected, self._number, counter)
         order = self._capture.orders[layer]
         later = self._later.get(layer, frozenset())
         self._wait_for(layer, [part for part in order if part not in later], counter)
@@ -280,10 +285,6 @@ class Streamer:
             counter.overlapped_bytes += sum(
                 job.read.needed_bytes for job in pending if not job.is_done
             )
-        if self._standin is not None:
-            self._standin.place(layer, view)
-        if self._ahead is not None:
-            self._ahead.look(layer, selected, self._number, counter)
 
     def _load_all_anew(
         self, tensors: Sequence[ExpertTensor], experts: list[int], counter: ReadCounter

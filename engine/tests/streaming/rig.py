@@ -70,6 +70,9 @@ class Rig:
 
     def is_there(self, layer: int, expert: int) -> bool:
         """Whether its bytes are in memory as in the file."""
+        memory = self.memory
+        if isinstance(memory, SlotMemory) and memory._pool_of[layer].table[layer][expert] < 0:
+            return False
         return all(
             bytes(self.memory.slice_view(t, expert))
             == self.content[t.offset + expert * t.slice_bytes :][: t.slice_bytes]
@@ -97,11 +100,19 @@ class Rig:
         }
         return len(pages) * PAGE
 
+    def may_hold(self, held_bytes: int) -> bool:
+        """Whether the system may say that ``held_bytes`` are in memory, by what the cache says.
+
+        A slot that nobody has stays in memory within the budget; the last ones end in a page.
+        """
+        if isinstance(self.memory, SlotMemory):
+            budget = self.cache.budget_bytes
+            return held_bytes <= budget + PAGE * len(buffers(self.memory)) * bool(budget)
+        return held_bytes == self.cache.resident_bytes
+
     def memory_bytes(self) -> int:
         """What the system says is in memory."""
-        return PAGE * sum(
-            sum(present(one.address, one.size_bytes)) for one in buffers(self.memory)
-        )
+        return PAGE * sum(sum(present(one.address, one.size_bytes)) for one in buffers(self.memory))
 
 
 def buffers(memory: PagedMemory | SlotMemory) -> list[Buffer]:
