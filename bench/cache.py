@@ -8,5 +8,7 @@ from pathlib import Path
 
 def cache_folder() -> Path:
     """A folder in the user's cache directory; it need not exist yet."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "sluice" / "bench"
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # As for the builds of llama.cpp: a relative path is invalid and must be ignored.
+    root = given if given.is_absolute() else Path.home() / ".cache"
+    return root / "sluice" / "bench"

@@ -25,6 +25,7 @@ from sluice.decoding.session import Session
 from sluice.gguf.shards import read_model
 from sluice.llama import tensor as node
 from sluice.seams import Nodes
+from sluice.streaming.capture import ROUTER, ROUTING
 
 F32 = npt.NDArray[np.float32]
 Routed = list[dict[int, list[int]]]
@@ -53,14 +54,13 @@ class Watcher(Nodes):
     def wants(self, is_head: bool, address: int) -> bool:
         """See :class:`Nodes`."""
         return self._keeps and (
-            node.name_starts_with(address, b"ffn_moe_topk-")
-            or node.name_starts_with(address, b"ffn_moe_logits-")
+            node.name_starts_with(address, ROUTING) or node.name_starts_with(address, ROUTER)
         )
 
     def computed(self, is_head: bool, address: int) -> None:
         """See :class:`Nodes`."""
-        kind, _, layer = node.name(address).rpartition("-")
-        if kind == "ffn_moe_topk":
+        layer = node.name(address).rpartition("-")[2]
+        if node.name_starts_with(address, ROUTING):
             self.routed[-1][int(layer)] = [int(e) for e in node.routing(address)[0][0]]
             return
         for source in node.sources(address):

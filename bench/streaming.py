@@ -81,7 +81,7 @@ class Subject:
     @property
     def file_bytes(self) -> int:
         """Bytes of all its files."""
-        return sum(path.stat().st_size for path in self.header.paths)
+        return self.header.file_bytes
 
     @property
     def limit_bytes(self) -> int:

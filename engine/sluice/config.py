@@ -101,7 +101,7 @@ class Config:
         0.0, "--temp", "Sampling temperature; 0 is greedy.", low=0.0, high=100.0, per_call=True
     )
     top_k: int = _knob(
-        40, "--top-k", "Sample among the K likeliest tokens; 0 is all of them.",
+        40, "--top-k", "Sample among the N likeliest tokens; 0 is all of them.",
         low=0, high=INT32_MAX, per_call=True,
     )  # fmt: skip
     top_p: float = _knob(
@@ -156,7 +156,7 @@ class Config:
         False, "--overlap", "Let reads that are not needed yet run on under the matmuls that are."
     )
     prefetch: int = _knob(
-        0, "--prefetch", "Read the previous token's experts of the next K layers ahead.",
+        0, "--prefetch", "Read the previous token's experts of the next N layers ahead.",
         low=0, high=64,
     )  # fmt: skip
     predict_prefetch: bool = _knob(

@@ -1,9 +1,8 @@
 """The places where a test may plant a fault: three small classes, inert in every normal run.
 
-The reader, the eval hook and the decode loops call these methods at the points where engines
-of this kind have been seen to go wrong. The base classes do nothing but pass
-values through; the gates' fault module overrides one method at a time and shows that a gate
-notices.
+The lanes, the cache, the eval hook and the decode loops call these methods at the points where
+engines of this kind have been seen to go wrong. The base classes do nothing but pass values
+through; the gates' fault modules override a method or two at a time and show that a gate notices.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ IN_FLIGHT_S = 0.01
 
 
 class EvictedSlotRead(Fault):
-    """An expert whose pages were given back is still taken for resident."""
+    """An expert whose slot or pages were given back is still taken for resident."""
 
     name = "evicted-slot-read"
 
@@ -26,7 +26,7 @@ class EvictedSlotRead(Fault):
 
 
 class SlotInFlightDropped(Fault):
-    """Eviction takes the pages of an expert that a lane is still writing into."""
+    """Eviction takes the slot or the pages of an expert that a lane is still writing into."""
 
     name = "slot-in-flight-dropped"
 

@@ -97,6 +97,10 @@ def test_a_model_streams_to_the_logits_that_it_has_resident(name: str, folder: P
     assert all(np.isfinite(top.logits).all() and top.margin > 0 for top in evidence.top2)
     assert streamed.evidence.ids == evidence.ids
     assert streamed.evidence.logits_sha256 == evidence.logits_sha256
+    slots = {"cache_mb": 1, "force_cache": True, "cache_memory": "slots"}
+    cached = run(path, moe_stream=True, **slots)
+    assert cached.metrics.generated.n_evicted > 0
+    assert cached.evidence.logits_sha256 == evidence.logits_sha256
     assert set(seams.seen) == {(t.layer, t.part) for t in layout.by_name.values()}
     for layer, tensors in layout.layers.items():
         assert len(seams.experts[layer]) > tensors[0].n_expert // 2

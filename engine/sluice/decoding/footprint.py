@@ -19,7 +19,7 @@ _F16_BYTES = 2
 _SCHEDULER_BYTES = 41 * 60 * 336
 
 
-def cache_bytes(header: Header, ctx: int, *, with_head: bool) -> int:
+def attention_cache_bytes(header: Header, ctx: int, *, with_head: bool) -> int:
     """A lower bound of the attention cache in bytes: F16 keys and values of ``ctx`` positions.
 
     Counts the layers whose key and value projections stand in the file as such; layouts that
@@ -50,7 +50,8 @@ def check_footprint(config: Config, header: Header) -> None:
             f" {total / 2**30:.1f} GiB can be had; set --ubatch to {total // _SCHEDULER_BYTES} or"
             " less"
         )
-    needed, free = cache_bytes(header, config.ctx, with_head=config.mtp), available_bytes()
+    needed = attention_cache_bytes(header, config.ctx, with_head=config.mtp)
+    free = available_bytes()
     if free is not None and needed > free:
         fits = config.ctx * free // needed // 2
         raise RequestError(

@@ -55,7 +55,8 @@ class Session:
         seams: test doors, see :mod:`sluice.seams`.
         drafter: replaces the head as the source of drafts (tests).
         nodes: looks at every graph node (triage).
-        progress: called with (stage, done, total); stages are ``load`` and ``prefill``.
+        progress: called with (stage, done, total); stages are ``load``, ``dense`` (the dense
+            weights of a streamed model come into memory, in MiB) and ``prefill``.
         warn: receives one-line warnings; by default they are dropped.
 
     Raises:
@@ -138,7 +139,8 @@ class Session:
         Args:
             prompt: text, or token ids.
             record: keep the evidence (a hash a step).
-            overrides: settings for this call only (``n``, ``temp``, ``draft``, …).
+            overrides: settings for this call only (``n``, ``temp``, ``draft``, …), but for
+                ``cache_mb``: the cache keeps its new size.
 
         Raises:
             RequestError: the prompt is empty, does not fit, or an override is wrong; or the

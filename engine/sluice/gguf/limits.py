@@ -16,7 +16,6 @@ from sluice.gguf.header import Header
 LAYERS_MAX = 512  # LLAMA_MAX_LAYERS
 EXPERTS_MAX = 1024  # LLAMA_MAX_EXPERTS
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
-
 GATINGS_MAX = 4  # LLAMA_EXPERT_GATING_FUNC_TYPE_SQRT_SOFTPLUS
 
 # What the loaders and graphs of these architectures assert of the widths of a head. In a graph

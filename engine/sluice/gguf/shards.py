@@ -116,6 +116,7 @@ def _check_member(shard: Header, index: int, first: Header, split: Split) -> Non
         ("split.count", split.count),
         ("split.no", index),
         ("split.tensors.count", first.metadata.get("split.tensors.count", "all shards' together")),
+        # A shard that names no architecture is right: only the first has to.
         ("general.architecture", shard.architecture and (first.architecture or "unsaid")),
     )
     for key, wanted in rows:

@@ -35,6 +35,8 @@ def base() -> ctypes.CDLL:
         (lib.ggml_init, pointer, [InitParams]),
         (lib.ggml_free, None, [pointer]),
         (lib.ggml_new_tensor_3d, pointer, [pointer, integer, size, size, size]),
+        (lib.ggml_view_1d, pointer, [pointer, pointer, size, ctypes.c_size_t]),
+        (lib.ggml_tensor_overhead, ctypes.c_size_t, []),
         (lib.ggml_set_name, pointer, [pointer, ctypes.c_char_p]),
         (lib.ggml_get_name, ctypes.c_char_p, [pointer]),
         (lib.ggml_get_data, pointer, [pointer]),

@@ -1,7 +1,8 @@
 """``ggml_tensor``, read and written through its address.
 
 The struct is public (ggml.h) and 336 bytes in the pinned build; :func:`check_layout` holds
-every field that we use against the library's own accessors before anything relies on it.
+every field that we use against the library's own accessors, or against what it wrote there
+itself, before anything relies on it.
 A graph is rebuilt into the same memory, so an address never identifies a node: its name does.
 """
 
@@ -25,6 +26,7 @@ _VIEW_SRC = 232
 _DATA = 248
 _NAME = 256  # char[64]
 _STRUCT_BYTES = 336
+_OBJECT_BYTES = 32  # ggml_object, which stands before every tensor of a context
 _N_SRC = 10  # GGML_MAX_SRC
 _POINTER = struct.Struct("=Q")
 _FOUR = struct.Struct("=4q")
@@ -60,7 +62,7 @@ def strides(address: int) -> tuple[int, ...]:
 
 def data(address: int) -> int:
     """The address of the tensor's first byte."""
-    return int(_POINTER.unpack(ctypes.string_at(address + _DATA, 8))[0])
+    return _pointer(address, _DATA)
 
 
 def rebind(address: int, data_address: int) -> None:
@@ -71,6 +73,7 @@ def rebind(address: int, data_address: int) -> None:
 def bind_experts(address: int, data_address: int, n: int, stride_bytes: int) -> None:
     """Point weights of experts at ``n`` slices of their size that lie ``stride_bytes`` apart."""
     rebind(address, data_address)
+    # ne[2], nb[2] and nb[3].
     ctypes.c_int64.from_address(address + _NE + 16).value = n
     ctypes.c_size_t.from_address(address + _NB + 16).value = stride_bytes
     ctypes.c_size_t.from_address(address + _NB + 24).value = n * stride_bytes
@@ -78,7 +81,7 @@ def bind_experts(address: int, data_address: int, n: int, stride_bytes: int) -> 
 
 def source(address: int, index: int) -> int:
     """Address of source ``index``; 0 where it is not set."""
-    return int(_POINTER.unpack(ctypes.string_at(address + _SRC + 8 * index, 8))[0])
+    return _pointer(address, _SRC + 8 * index)
 
 
 def set_source(address: int, index: int, other: int) -> None:
@@ -163,6 +166,10 @@ def _sources(address: int) -> list[int]:
     return [a for (a,) in _POINTER.iter_unpack(raw)]
 
 
+def _pointer(address: int, offset: int) -> int:
+    return int(_POINTER.unpack(ctypes.string_at(address + offset, 8))[0])
+
+
 def _number(address: int, offset: int) -> int:
     return ctypes.c_int32.from_address(address + offset).value
 
@@ -196,7 +203,7 @@ def check_layout() -> None:
         SystemFault: a field is elsewhere; nothing may read or write tensors then.
     """
     lib = ggml.base()
-    (address, rows, ids, routed), free = _sample_tensors(lib)
+    (address, rows, ids, routed, view), free = _sample_tensors(lib)
     try:
         element, total = lib.ggml_element_size(address), lib.ggml_nbytes(address)
         expected = (element, 5 * element, 35 * element, 105 * element)
@@ -207,6 +214,9 @@ def check_layout() -> None:
             and total == expected[3]
             and data(address) == (lib.ggml_get_data(address) or 0)
             and _sources(routed) == [address, rows, ids] + [0] * (_N_SRC - 3)
+            and _number(address, _TYPE) == ggml.I32
+            and _pointer(view, _VIEW_SRC) == address
+            and lib.ggml_tensor_overhead() == _STRUCT_BYTES + _OBJECT_BYTES
         )
         rebind(address, 0x5A5A5A5A5A50)
         fits = fits and lib.ggml_get_data(address) == 0x5A5A5A5A5A50
@@ -219,8 +229,8 @@ def check_layout() -> None:
         )
 
 
-def _sample_tensors(lib: ctypes.CDLL) -> tuple[tuple[int, int, int, int], Callable[[], object]]:
-    """A named tensor, what is needed to route rows to it, that product; and what frees them."""
+def _sample_tensors(lib: ctypes.CDLL) -> tuple[tuple[int, ...], Callable[[], object]]:
+    """A named tensor, what routes rows to it, that product, a view of it; and what frees them."""
     context = lib.ggml_init(ggml.InitParams(1 << 16, None, True))
     first, rows, ids = (
         int(lib.ggml_new_tensor_3d(context, ggml.I32, *shape))
@@ -228,4 +238,5 @@ def _sample_tensors(lib: ctypes.CDLL) -> tuple[tuple[int, int, int, int], Callab
     )
     lib.ggml_set_name(first, b"sluice.layout")
     routed = int(lib.ggml_mul_mat_id(context, first, rows, ids))
-    return (first, rows, ids, routed), lambda: lib.ggml_free(context)
+    view = int(lib.ggml_view_1d(context, first, 5, 0))
+    return (first, rows, ids, routed, view), lambda: lib.ggml_free(context)

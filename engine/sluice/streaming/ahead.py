@@ -19,7 +19,7 @@ F32 = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int32]
 
 ROWS_MAX = 16
-"""Wider passes route to most experts: nothing is predicted there."""
+"""Wider passes route to most experts: no router is run early there, and nothing is counted."""
 
 PREVIOUS, EARLY, CONTROL = "previous token", "early router", "control"
 

@@ -38,9 +38,9 @@ class Architecture:
         stored: the sets of parts that a layer's experts may come in.
         resident: what stays in memory beside the router, attention and embeddings, in words.
         activations: names, less the layer, that the node may have whose output is the
-            down-projection's input: once it is asked for, gate and up are still to be computed
-            and down's experts are not needed yet. The projection's own node has no name to
-            rely on (a scale or a bias after it takes the name over).
+            down-projection's input: where ``--overlap`` stops for down's experts. The capture
+            finds it in the graph, by its place alone (see :class:`Capture`); the names are what
+            it is held against.
     """
 
     name: str

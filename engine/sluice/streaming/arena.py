@@ -3,8 +3,9 @@
 Every tensor is bound at an address that is congruent with its place in the file, modulo the
 reader's granule: an aligned read then lands in place, and the extra bytes at its ends are the
 neighbouring experts' own. Without a cache one layer is in memory at a time, so all layers'
-tensors of one part share one buffer; with a cache each tensor has a range of its own, and
-:mod:`sluice.streaming.pages` gives back the pages of what is evicted.
+tensors of one part share one buffer. With a cache in pages each tensor has a range of its own, and
+:mod:`sluice.streaming.pages` gives back the pages of what is evicted; a cache in slots
+(:mod:`sluice.streaming.slots`) takes :class:`Buffer` alone.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ class Buffer:
     """Anonymous memory; pages are taken as they are first touched.
 
     ``start`` is the first multiple of the granule in it, ``size_bytes`` counts from there.
+
+    Raises:
+        SystemFault: the system gives no more address space.
     """
 
     def __init__(self, size_bytes: int, granule_bytes: int) -> None:
@@ -163,8 +167,8 @@ def chunked_reads(
 ) -> list[Read]:
     """The reads of ``size`` bytes at ``offset`` of a file into ``view`` from ``at`` on.
 
-    In pieces that lanes can share, each rounded out to ``alignment``; a place that is not
-    congruent with the offset is read exactly.
+    In pieces of :data:`CHUNK_BYTES`, which lanes can share, each rounded out to ``alignment``; a
+    place that is not congruent with the offset is read exactly.
     """
     if (offset - at) % alignment:
         alignment = 1

@@ -16,7 +16,7 @@ _HEADROOM_SHARE = 16  # of what is available, where that is more
 def cache_bytes(
     config: Config, plan: StreamingPlan, *, available_bytes: int | None, mapped_bytes: int
 ) -> int:
-    """The cache's budget in bytes of pages.
+    """The cache's budget in bytes, of pages or of slots.
 
     Args:
         config: ``cache_mb`` is a number of MiB, or ``auto``.

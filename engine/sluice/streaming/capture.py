@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,8 +13,22 @@ from sluice.streaming.layout import ExpertTensor
 ROUTING = b"ffn_moe_topk-"
 ROUTER = b"ffn_moe_logits-"
 MOE = b"ffn_moe_"
-MATMUL = "MUL_MAT_ID"
 """How the names of the expert path's nodes begin (``llm_graph_context::build_moe_ffn``)."""
+
+MATMUL = "MUL_MAT_ID"
+"""The operation that multiplies by the weights of the experts that ids name."""
+
+
+_LOGITS = re.compile(rf"{ROUTER.decode()}(\d+)")
+
+
+def logits_layer(name: str) -> int | None:
+    """The layer whose router computes the graph node ``name``; ``None`` for another node.
+
+    The whole name counts: a view of the logits has their name and a word after it.
+    """
+    match = _LOGITS.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 @dataclass(slots=True)
@@ -35,8 +50,9 @@ class Capture:
 
     ``found`` are the addresses of each named weight: one, or two where a model uses a tensor
     twice. ``stops`` are the names of nodes to stop after, each with the layer and the part that
-    the next matmul takes. ``others`` are experts' weights that are not taken by one matmul over
-    experts alone, by the router's ids.
+    the next matmul takes. ``orders`` are each layer's parts as their matmuls come, ``routers`` its
+    router where that is of the usual kind. ``others`` are experts' weights that are not taken by
+    one matmul over experts alone, by the router's ids.
     """
 
     experts: Mapping[str, ExpertTensor]
@@ -63,8 +79,8 @@ class Capture:
                 self._part(expert, sources)
                 if not self._is_one_matmul(address, name, source, sources):
                     self.others.add(weight)
-        if name.startswith(ROUTER.decode()) and len(sources) > 1:
-            layer = int(name.rpartition("-")[2])
+        layer = logits_layer(name)
+        if layer is not None and len(sources) > 1:
             self.routers[layer] = Router(sources[0], node.name(sources[1]))
         if name.startswith(MOE.decode()):
             self._last = name

@@ -5,13 +5,13 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.errors import RequestError, SystemFault
 from sluice.gguf.header import Header, TensorInfo
 from sluice.llama import tensor as node
 from sluice.streaming import memory
-from sluice.streaming.arena import Buffer
+from sluice.streaming.arena import Buffer, chunked_reads
 from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.reader import CHUNK_BYTES, Read, SliceReader
 
@@ -156,7 +156,8 @@ class DenseWeights:
                         progress("dense", done >> 20, total >> 20)
             except OSError as err:
                 raise SystemFault(
-                    f"{path}: reading the dense weights stopped: {err.strerror}"
+                    f"{path}: reading the dense weights stopped: {err.strerror}; open the model"
+                    " again, or with --dense-weights mmap"
                 ) from None
         self.resident_bytes = total
 
@@ -173,17 +174,17 @@ class DenseWeights:
 
 
 def _reads(extent: Extent, buffer: Buffer, reader: SliceReader) -> list[Read]:
-    alignment, first = reader.alignment, extent.begin % reader.granule_bytes
-    reads = []
-    for offset in range(extent.begin, extent.end, CHUNK_BYTES):
-        length = min(CHUNK_BYTES, extent.end - offset)
-        before = offset % alignment
-        room = -(-(before + length) // alignment) * alignment
-        at = first + offset - extent.begin - before
-        name = next(
-            t.name for t in reversed(extent.tensors) if t.offset <= offset or t is extent.tensors[0]
-        )
-        window = buffer.view[at : at + room]
-        aligned = alignment > 1
-        reads.append(Read(name, offset - before, window, before + length, aligned, extent.shard))
-    return reads
+    """The reads of an extent in chunks, each named by the tensor that it begins in."""
+    at = extent.begin % reader.granule_bytes
+    reads = chunked_reads(
+        "", buffer.view, at, extent.begin, extent.size_bytes, extent.shard, reader.alignment
+    )
+    begins = range(extent.begin, extent.end, CHUNK_BYTES)
+    return [
+        replace(read, tensor=_tensor_at(extent, begin).name)
+        for read, begin in zip(reads, begins, strict=True)
+    ]
+
+
+def _tensor_at(extent: Extent, offset: int) -> TensorInfo:
+    return [info for info in extent.tensors if info.offset <= offset][-1]

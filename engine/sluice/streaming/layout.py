@@ -83,6 +83,7 @@ def expert_layout(header: Header, *, with_head: bool) -> ExpertLayout:
         if len(info.shape) != 3 or info.size_bytes % info.shape[2]:
             raise ModelError(
                 f"{header.path_of(info)}: {info.name} of shape {list(info.shape)} has no slices"
+                " of experts; convert the model again"
             )
         n_expert = info.shape[2]
         layers.setdefault(layer, []).append(
@@ -104,9 +105,15 @@ def expert_layout(header: Header, *, with_head: bool) -> ExpertLayout:
     for layer, tensors in layers.items():
         parts = {t.part for t in tensors}
         if row is None or parts not in row.stored:
-            raise ModelError(f"{header.path}: layer {layer} has experts' {sorted(parts)} only")
+            raise ModelError(
+                f"{header.path}: layer {layer} has experts' {sorted(parts)} only; convert the model"
+                " again"
+            )
         if len({t.n_expert for t in tensors}) != 1:
-            raise ModelError(f"{header.path}: layer {layer}'s parts differ in their expert count")
+            raise ModelError(
+                f"{header.path}: layer {layer}'s parts differ in their expert count; convert the"
+                " model again"
+            )
     return ExpertLayout({n: tuple(layers[n]) for n in sorted(layers)}, n_trunk, header.paths)
 
 

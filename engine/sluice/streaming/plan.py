@@ -1,7 +1,8 @@
 """What streaming a model means in bytes: an expert, a token, a pass, and the caches that fit it.
 
-Pure: made from a header and its layout; the machine plays no part. The cache counts whole pages,
-so whatever is compared with its size is counted in pages here, too.
+Pure: made from a header and its layout; the machine plays no part. What is compared with the
+cache's size is counted in whole pages: what an expert takes at an address of its own, and at the
+most what a slot takes, but on a file system whose O_DIRECT asks for more than a page.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class StreamingPlan:
 
     @property
     def token_page_bytes(self) -> int:
-        """The same in whole pages, as a cache counts it."""
+        """The same in whole pages, as it is held against a cache's size."""
         return sum(self._used(one) * one.expert_page_bytes for one in self.trunk)
 
     @property

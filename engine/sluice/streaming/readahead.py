@@ -13,7 +13,7 @@ from sluice.gguf.header import Header
 from sluice.llama import tensor as node
 from sluice.streaming.ahead import Predictor
 from sluice.streaming.cache import Entry, ExpertCache
-from sluice.streaming.capture import ROUTER, Capture
+from sluice.streaming.capture import ROUTER, Capture, logits_layer
 from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertLayout
 from sluice.streaming.reader import SliceReader
@@ -70,10 +70,11 @@ class ReadAhead:
 
     def asks(self, address: int) -> bool:
         """A router's node is announced; whether to stop after it, for its input will not last."""
-        if not self._runs_routers:
+        layer = logits_layer(node.name(address)) if self._runs_routers else None
+        if layer is None:
             return False
         self._router_input = node.sources(address)[1]
-        router = self._capture.routers.get(int(node.name(address).rpartition("-")[2]))
+        router = self._capture.routers.get(layer)
         return router is not None and not router.lives
 
     def keep_input(self) -> None:

@@ -24,6 +24,7 @@ _PROBED = (512, 4096, 65536)
 _ALIGNMENT_MAX = 1 << 20
 
 Identity = tuple[int, int, int, int]
+"""Device, inode, size in bytes, and time of change in nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class SliceReader:
         warn: receives one-line warnings.
 
     Raises:
-        SystemFault: a file cannot be opened.
+        ReadFault: a file is not there.
     """
 
     def __init__(self, paths: Sequence[Path], *, direct: bool, warn: Callable[[str], None]) -> None:

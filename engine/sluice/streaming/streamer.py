@@ -169,6 +169,10 @@ class Streamer:
         self.cache.report = CacheReport(self.cache.budget_bytes)  # the last one has ended
         self.cache.resize(budget)
 
+    def await_reads(self) -> None:
+        """Wait for what the layer that has just routed needs; its matmuls would only then."""
+        self.lanes.wait([job for jobs in self._pending.values() for job in jobs])
+
     @property
     def place(self) -> Arena | CacheMemory:
         """Where the experts stand."""
@@ -338,15 +342,8 @@ class Streamer:
             self.lanes.hurry(job for jobs in entry.jobs.values() for job in jobs)
         if loaded:
             self._submit(tensors, missing, counter)
-        self._charge_ahead(awaited)
-
-    def _charge_ahead(self, awaited: list[Entry]) -> None:
         if self._watched:
-            self._watching += [
-                (tensor, entry.expert)
-                for entry in awaited
-                for tensor in self.layout.layers[entry.layer]
-            ]
+            self._watching += [(tensor, entry.expert) for entry in awaited for tensor in tensors]
 
     def _submit(
         self, tensors: Sequence[ExpertTensor], experts: list[int], counter: ReadCounter

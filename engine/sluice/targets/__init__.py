@@ -1,4 +1,4 @@
-"""What a gate can drive: the engine in this process, or the command in another."""
+"""What can be driven: the engine in this process, the command in another, or a llama-server."""
 
 from sluice.config import can_stream
 from sluice.targets.budgets import CacheBudgets, cache_budgets

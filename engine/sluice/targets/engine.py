@@ -21,7 +21,7 @@ class Held:
     """What a streaming session had in memory when a generation began; all 0 of a resident one.
 
     ``dense_bytes`` of dense weights were brought in at load, ``dense_owned_bytes`` is the memory
-    of our own among that, ``cache_bytes`` the cache's pages. ``is_direct`` says that reads
+    of our own among that, ``cache_bytes`` the cache's pages or slots. ``is_direct`` says that reads
     bypass the page cache.
     """
 

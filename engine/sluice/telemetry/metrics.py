@@ -11,9 +11,10 @@ from typing import Any
 class ReadCounter:
     """What one kind of decode read from disk for its experts.
 
-    ``read_bytes`` is what the disk delivered (aligned windows, read-ahead included),
-    ``slice_bytes`` the experts' own bytes among it, ``n_slices`` how many slices, ``stall_s``
-    the time compute waited.
+    ``read_bytes`` is what was asked of the disk: from the aligned start of each window to the
+    last byte that is needed, read-ahead included. ``slice_bytes`` are the own bytes of the
+    ``n_slices`` slices among it that were read when they were routed to, and not ahead.
+    ``stall_s`` is the time that compute waited.
 
     Experts that were routed to are ``n_hits`` where they were in the cache, read ahead or not,
     else ``n_misses``; without a cache all are misses. ``n_evicted`` left the cache. ``n_ahead``
@@ -47,7 +48,8 @@ class CacheReport:
     """The expert cache in one generation.
 
     ``budget_bytes`` is what it may hold, ``peak_bytes`` the most that it held when something was
-    loaded, both in whole pages; ``evicted_by_layer`` counts the experts that left it.
+    loaded (0 where nothing was), both in whole pages or slots; ``evicted_by_layer`` counts the
+    experts that left it.
     """
 
     budget_bytes: int

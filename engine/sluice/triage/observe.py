@@ -219,13 +219,14 @@ class Observer(Nodes):
         decode.routed[layer] = np.sort(view.copy(), axis=1)
         if self._streamer is None or layer not in self._streamer.layout.layers:
             return
+        self._streamer.await_reads()
         for part in self._streamer.layout.layers[layer]:
             for expert in np.unique(view):
                 self._check(part, int(expert), decode)
 
     def _check(self, part: ExpertTensor, expert: int, decode: Decode) -> None:
         assert self._streamer is not None
-        held = self._streamer.place.slice_view(part, expert)
+        held = bytes(self._streamer.place.slice_view(part, expert))
         self.n_slices_checked += 1
         wanted = self._file_digest(part, expert)
         if hashlib.sha256(held).digest() == wanted or (part.name, expert) in self._seen_bad:
@@ -236,7 +237,7 @@ class Observer(Nodes):
         self.bad_slices.append(
             BadSlice(
                 str(self._path(part)), part, expert, len(self.decodes) - 1,
-                decode.position, int(where[0]), len(where), self._whose(bytes(held), part, expert),
+                decode.position, int(where[0]), len(where), self._whose(held, part, expert),
             )
         )  # fmt: skip
 

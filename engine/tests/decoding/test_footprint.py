@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sluice.config import INT32_MAX, Config
-from sluice.decoding.footprint import cache_bytes, check_footprint
+from sluice.decoding.footprint import attention_cache_bytes, check_footprint
 from sluice.decoding.session import Session
 from sluice.errors import RequestError
 from sluice.gguf.header import Header
@@ -23,8 +23,8 @@ def test_the_cache_is_that_of_the_full_attention_layers(header: Header) -> None:
         if name in ("blk.3.attn_k.weight", "blk.3.attn_v.weight")
     )
     assert width > 0
-    assert cache_bytes(header, 1000, with_head=False) == width * 2 * 1000
-    assert cache_bytes(header, 1000, with_head=True) == 2 * width * 2 * 1000
+    assert attention_cache_bytes(header, 1000, with_head=False) == width * 2 * 1000
+    assert attention_cache_bytes(header, 1000, with_head=True) == 2 * width * 2 * 1000
 
 
 @linux

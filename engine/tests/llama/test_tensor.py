@@ -1,9 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
 import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import quantize
 
 from sluice.errors import SystemFault
-from sluice.llama import library, tensor
+from sluice.llama import ggml, library, tensor
+from sluice.llama.graph import Graph, opened
+
+N_COLS, N_ROWS, N_EXPERT = 256, 48, 6
+STRIDE_MORE = 512 + 32
+Type = GGMLQuantizationType
+U8 = npt.NDArray[np.uint8]
+I32 = npt.NDArray[np.int32]
 
 
 def test_the_layout_is_the_librarys_own() -> None:
@@ -11,7 +24,9 @@ def test_the_layout_is_the_librarys_own() -> None:
     tensor.check_layout()
 
 
-@pytest.mark.parametrize("field", ["_NE", "_NB", "_SRC", "_DATA", "_NAME"])
+@pytest.mark.parametrize(
+    "field", ["_TYPE", "_NE", "_NB", "_SRC", "_VIEW_SRC", "_DATA", "_NAME", "_STRUCT_BYTES"]
+)
 @pytest.mark.parametrize("shift", [-8, 8])
 def test_a_field_that_is_elsewhere_is_noticed(
     field: str, shift: int, monkeypatch: pytest.MonkeyPatch
@@ -26,3 +41,158 @@ def test_llama_cpp_does_not_start_on_another_layout(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(tensor, "_NAME", tensor._NAME + 8)
     with pytest.raises(SystemFault, match=library.version()):
         library.start.__wrapped__()
+
+
+# A matmul over experts that takes them from slots.
+
+
+@pytest.fixture
+def graph() -> Iterator[Graph]:
+    library.start()
+    with opened(64 << 20) as one:
+        yield one
+
+
+def experts(kind: Type) -> U8:
+    """Weights of every expert, uint8[expert, bytes]; K-quants are noise with small scales."""
+    noise = np.random.default_rng(int(kind))
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    if kind in (Type.Q4_K, Type.Q6_K):
+        raw = noise.integers(0, 256, (N_EXPERT, N_ROWS * N_COLS // block, block_bytes), np.uint8)
+        scale = np.array([0.01], np.float16).view(np.uint8)
+        for at in (0, 2) if kind == Type.Q4_K else (208,):
+            raw[..., at : at + 2] = scale
+    else:
+        values = noise.standard_normal((N_EXPERT, N_ROWS, N_COLS), np.float32)
+        raw = quantize(values, kind).view(np.uint8)
+    return raw.reshape(N_EXPERT, -1)
+
+
+def routed(n_rows: int, top_k: int) -> I32:
+    chance = np.random.default_rng(n_rows)
+    return np.array(
+        [chance.choice(N_EXPERT, top_k, replace=False) for _ in range(n_rows)], np.int32
+    )
+
+
+class Matmul:
+    """``n_rows`` rows routed to ``top_k`` experts each."""
+
+    def __init__(self, graph: Graph, kind: Type, ids: I32, *, each: bool = False) -> None:
+        n_rows, top_k = ids.shape
+        self.graph = graph
+        self.weight = graph.tensor(int(kind), N_COLS, N_ROWS, N_EXPERT)
+        self.inputs = graph.tensor(ggml.F32, N_COLS, top_k if each else 1, n_rows)
+        self.ids = graph.tensor(ggml.I32, top_k, n_rows)
+        noise = np.random.default_rng(3)
+        values = noise.standard_normal((n_rows, top_k if each else 1, N_COLS), np.float32)
+        graph.fill(self.weight, experts(kind).tobytes())
+        graph.fill(self.inputs, values.tobytes())
+        graph.fill(self.ids, ids.tobytes())
+        self.n_values = n_rows * top_k * N_ROWS
+        self.node = self.again()
+
+    def again(self) -> int:
+        return int(
+            self.graph.base.ggml_mul_mat_id(self.graph.context, self.weight, self.inputs, self.ids)
+        )
+
+    def compute(self, node: int, threads: int = 1) -> bytes:
+        return self.graph.compute(node, self.n_values, threads).tobytes()
+
+
+def in_slots(weights: U8, slots: list[int], stride: int) -> U8:
+    """Expert e's bytes in slot ``slots[e]``, and ones, a NaN, everywhere else."""
+    memory = np.full(stride * (max(slots) + 1), 0xFF, np.uint8)
+    for expert, slot in enumerate(slots):
+        memory[slot * stride :][: weights.shape[1]] = weights[expert]
+    return memory
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("n_rows", [1, 2, 7, 64])
+@pytest.mark.parametrize(
+    "kind",
+    [Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_K, Type.Q6_K, Type.MXFP4],
+    ids=lambda kind: kind.name,
+)
+def test_a_matmul_from_slots_is_the_same_bytes(
+    graph: Graph, kind: Type, n_rows: int, each: bool
+) -> None:
+    ids = routed(n_rows, 2)
+    matmul = Matmul(graph, kind, ids, each=each)
+    right = matmul.compute(matmul.node)
+    assert np.isfinite(np.frombuffer(right, np.float32)).all()
+    weights = experts(kind)
+    slots = np.array([17, 3, 40, 5, 4, 29], np.int32)
+    stride = weights.shape[1] + STRIDE_MORE
+    memory = in_slots(weights, slots.tolist(), stride)
+    low, high = int(slots[ids].min()), int(slots[ids].max())
+    standin = tensor.Ids(n_rows, 2)
+    standin.fill(slots[ids] - low)
+    begin = memory.ctypes.data + low * stride
+    tensor.bind_experts(matmul.weight, begin, high - low + 1, stride)
+    assert tensor.shape(matmul.weight)[2] == high - low + 1
+    assert tensor.strides(matmul.weight)[2:] == (stride, (high - low + 1) * stride)
+    for threads in (1, 2):
+        node = matmul.again()
+        standin.stand_in_for(node, 2)
+        assert tensor.source(node, 2) == standin.address
+        assert tensor.source(node, 0) == matmul.weight
+        assert matmul.compute(node, threads) == right
+    # The experts' own numbers would take other slots, or what nobody has put there.
+    if n_rows < 64:
+        tensor.set_source(node, 2, matmul.ids)
+        tensor.bind_experts(matmul.weight, memory.ctypes.data, 41, stride)
+        assert matmul.compute(node) != right
+
+
+def test_a_graph_that_is_used_again_keeps_the_stand_in(graph: Graph) -> None:
+    """Its second pass has other ids, in the same tensor."""
+    ids = routed(4, 2)
+    matmul = Matmul(graph, Type.Q8_0, ids)
+    right = matmul.compute(matmul.node)
+    standin = tensor.Ids(4, 2)
+    node = matmul.again()
+    for moved in (np.array([3, 1, 0, 2, 5, 4], np.int32), np.arange(6, dtype=np.int32)[::-1]):
+        stride = experts(Type.Q8_0).shape[1]
+        memory = in_slots(experts(Type.Q8_0), moved.tolist(), stride)
+        standin.fill(moved[ids])
+        tensor.bind_experts(matmul.weight, memory.ctypes.data, N_EXPERT, stride)
+        standin.stand_in_for(node, 2)
+        assert matmul.compute(node) == right
+
+
+def test_a_stand_in_is_like_what_it_stands_for(graph: Graph) -> None:
+    matmul = Matmul(graph, Type.F32, routed(3, 2))
+    graph.base.ggml_set_name(matmul.ids, b"ffn_moe_topk-0")
+    standin = tensor.Ids(5, 4)
+    standin.fill(np.array([[5, 4], [3, 2], [1, 0]], np.int32))
+    standin.stand_in_for(matmul.node, 2)
+    assert tensor.name(standin.address) == "ffn_moe_topk-0"
+    assert tensor.type_name(standin.address) == "i32"
+    assert tensor.shape(standin.address) == tensor.shape(matmul.ids) == (2, 3, 1, 1)
+    assert tensor.strides(standin.address) == tensor.strides(matmul.ids)
+    view, _ = tensor.routing(standin.address)
+    assert view.tolist() == [[5, 4], [3, 2], [1, 0]]
+    standin.fill(np.array([[7, 8, 9, 6]], np.int32))
+    view, _ = tensor.routing(standin.address)
+    assert view.tolist() == [[7, 8, 9, 6]]
+    assert tensor.routing(matmul.ids)[0].tolist() == routed(3, 2).tolist()
+
+
+def test_more_ids_than_there_is_room_for_are_a_fault() -> None:
+    standin = tensor.Ids(2, 2)
+    standin.fill(np.zeros((1, 4), np.int32))
+    with pytest.raises(SystemFault, match=r"3 rows to 2 experts each, 6 ids, .* room for 4; use"):
+        standin.fill(np.zeros((3, 2), np.int32))
+
+
+def test_sources_are_read_and_set_one_by_one(graph: Graph) -> None:
+    matmul = Matmul(graph, Type.F32, routed(1, 2))
+    assert [tensor.source(matmul.node, i) for i in range(4)] == [
+        matmul.weight, matmul.inputs, matmul.ids, 0,
+    ]  # fmt: skip
+    other = graph.tensor(ggml.I32, 2, 1)
+    tensor.set_source(matmul.node, 2, other)
+    assert tensor.sources(matmul.node) == [matmul.weight, matmul.inputs, other]

@@ -46,7 +46,30 @@ with Session(config) as session:
         "read_bytes": metrics.read_bytes,
         "n_evicted": metrics.generated.n_evicted,
         "n_ahead": metrics.generated.n_ahead,
+        "memory": type(session.streamer.place).__name__,
         "cache_peak_bytes": cache.peak_bytes if cache else 0,
+    }))
+"""
+
+SHRINKS = """
+import json, sys
+from sluice.config import Config
+from sluice.decoding.session import Session
+
+def rss():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(l.split()[1]) << 10 for l in lines if l.startswith("RssAnon:"))
+
+config = Config(**json.loads(sys.argv[1]))
+with Session(config) as session:
+    for start in range(1, 300, 16):
+        session.generate(list(range(start, start + 8))).run()
+    before = rss()
+    running = session.generate(list(range(1, 9)), cache_mb=int(sys.argv[2]))
+    after = rss()
+    metrics = running.run().metrics
+    print(json.dumps({
+        "before": before, "after": after, "later": rss(), "n_hits": metrics.generated.n_hits,
     }))
 """
 
@@ -84,7 +107,9 @@ def bound(plan: StreamingPlan, budget_bytes: int) -> int:
     "changes",
     [
         CACHED | {"overlap": True, "prefetch": 2, "io_threads": 8},
+        CACHED | {"overlap": True, "prefetch": 2, "io_threads": 8, "cache_memory": "pages"},
         CACHED | {"odirect": False},
+        CACHED | {"odirect": False, "cache_memory": "pages"},
         {},
     ],
     ids=str,
@@ -100,10 +125,24 @@ def test_a_process_takes_no_more_than_it_was_given(
     assert found["peak_bytes"] <= bound(plan, budget), found
     assert found["read_bytes"] > budget
     if "cache_mb" in changes:
+        kind = "PagedMemory" if changes.get("cache_memory") == "pages" else "SlotMemory"
+        assert found["memory"] == kind
         assert found["n_evicted"] > 0
         assert 0.9 * budget < found["cache_peak_bytes"] <= budget
     if "prefetch" in changes:
         assert found["n_ahead"] > 0
+
+
+def test_a_cache_that_shrinks_takes_no_more_than_it_has_left(
+    wide: Path, plan: StreamingPlan, child: Callable[..., Any]
+) -> None:
+    """Slots are moved together, and what lies beyond them is given back."""
+    ended = child(SHRINKS, settings(wide, cache_mb=4096, cache_memory="slots"), BUDGET_MB)
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert found["before"] > bound(plan, BUDGET_MB * MIB)
+    assert found["after"] <= found["later"] <= bound(plan, BUDGET_MB * MIB), found
+    assert found["n_hits"] > 0
 
 
 def test_a_cache_that_may_hold_all_shows_that_the_peak_is_measured(
@@ -117,7 +156,11 @@ WHY = why_no_cgroup()
 
 
 @pytest.mark.skipif(WHY is not None, reason=WHY or "")
-@pytest.mark.parametrize("changes", [CACHED | {"odirect": False}, {}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [CACHED | {"odirect": False}, CACHED | {"odirect": False, "cache_memory": "pages"}, {}],
+    ids=str,
+)
 def test_a_process_lives_within_a_limit_of_that_size(
     wide: Path, plan: StreamingPlan, changes: dict[str, Any]
 ) -> None:

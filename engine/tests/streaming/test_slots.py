@@ -275,7 +275,7 @@ def test_a_budget_that_classes_cannot_share_is_not_for_slots() -> None:
     assert chosen(found, needed) is not None
     assert chosen(found, needed - 1) is None
     assert chosen(found, needed - 1, force_cache=True) is not None
-    with pytest.raises(RequestError, match="2 sizes, whose slots need --cache-mb 1 or more; use"):
+    with pytest.raises(RequestError, match="2 sizes, whose slots need --cache-mb 1; use"):
         chosen(found, needed - 1, cache_memory="slots")
     memory = chosen(found, needed)
     assert memory is not None
@@ -289,8 +289,8 @@ def test_a_budget_that_classes_cannot_share_is_not_for_slots() -> None:
 
 @pytest.mark.parametrize("alignment", [1, 512])
 def test_a_read_stays_in_its_slot(alignment: int) -> None:
-    found = layout((CHUNK_BYTES + 1024,), n_expert=2)
-    (tensor,) = found.layers[0]
+    tensor = ExpertTensor("t", 0, "up", 1234, CHUNK_BYTES + 1024, 2)
+    found = ExpertLayout({0: (tensor,)}, 1)
     memory = memory_of(found, MIB * 64)
     buffer, stride = buffers(memory)[0], memory.stride(tensor)
     for expert in (0, 1):

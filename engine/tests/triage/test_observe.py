@@ -26,6 +26,11 @@ def observed(lab, **settings):
         {"mtp": True},
         {"moe_stream": True},
         {"moe_stream": True, "mtp": True, "draft": 1},
+        {"moe_stream": True, "cache_mb": 2, "cache_memory": "slots"},
+        {"moe_stream": True, "cache_mb": 2, "cache_memory": "slots", "mtp": True},
+        {"moe_stream": True, "overlap": True},
+        {"moe_stream": True, "cache_mb": 2, "overlap": True, "prefetch": 1, "io_threads": 4},
+        {"moe_stream": True, "cache_mb": 2, "cache_memory": "pages"},
         {"flash_attn": "off"},
         {"numerics": "invariant", "mtp": True},
     ],
@@ -73,6 +78,33 @@ def test_values_of_one_decode_are_captured(lab) -> None:
     }
     (logits,) = [v for key, v in values.items() if key[0] == "result_output"]
     assert np.array_equal(logits.reshape(-1), observer.decodes[2].logits[0])
+
+
+class Neighbour(Seams):
+    """The up projection of expert 3 of layer 2 is read from the expert beside it."""
+
+    def slice_source(self, layer: int, part: str, expert: int, n_expert: int) -> int | None:
+        return expert + ((layer, part, expert) == (2, "up", 3))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, *({"cache_mb": 2, "cache_memory": kind} for kind in ("slots", "pages"))],
+    ids=str,
+)
+def test_a_slice_of_another_expert_is_found_wherever_it_stands(lab, settings) -> None:
+    side = Side(
+        lab.q8.replace(moe_stream=True, odirect=False, **settings), lab.prompt, fault=Neighbour
+    )
+    observer, sound = Observer(), Observer()
+    side.run(observer)
+    Side(lab.q8, lab.prompt).run(sound)
+    (bad,) = observer.bad_slices
+    assert (bad.tensor.name, bad.expert) == ("blk.2.ffn_up_exps.weight", 3)
+    assert bad.holds == "the bytes of expert 4 of blk.2.ffn_up_exps.weight"
+    # What the graph shows as routed is what the router chose, not where it stands.
+    assert observer.decodes[0].routed[2].max() < 8
+    assert np.array_equal(observer.decodes[0].routed[2], sound.decodes[0].routed[2])
 
 
 class Writes(Seams, Nodes):
