@@ -39,6 +39,7 @@ class Knob:
         low, high: inclusive range of a number, ``None`` where open.
         choices: the legal words of a text knob.
         words: words that a number's knob takes in the place of a number.
+        group: ``streaming`` or ``cache``, for what lists the settings of either.
         per_call: may be given to ``Session.generate`` as an override.
         aliases: flags of llama.cpp that mean the same.
     """
@@ -49,6 +50,7 @@ class Knob:
     high: float | None = None
     choices: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    group: str = ""
     per_call: bool = False
     aliases: tuple[str, ...] = ()
 
@@ -110,13 +112,24 @@ class Config:
     )  # fmt: skip
     seed: int = _knob(42, "--seed", "Seed of the sampler.", low=0, high=SEED_MAX, per_call=True)
     moe_stream: bool = _knob(
-        False, "--moe-stream", "Read only the routed experts from disk, layer by layer."
+        False,
+        "--moe-stream",
+        "Read only the routed experts from disk, layer by layer.",
+        group="streaming",
     )
     io_threads: int = _knob(
-        4, "--io-threads", "Lanes that read slices in parallel.", low=1, high=64
+        4,
+        "--io-threads",
+        "Lanes that read slices in parallel.",
+        low=1,
+        high=64,
+        group="streaming",
     )
     odirect: bool = _knob(
-        True, "--odirect/--no-odirect", "Bypass the page cache (O_DIRECT) for slice reads."
+        True,
+        "--odirect/--no-odirect",
+        "Bypass the page cache (O_DIRECT) for slice reads.",
+        group="streaming",
     )
     cache_mb: CacheMb = _knob(
         0,
@@ -127,16 +140,25 @@ class Config:
         high=1 << 24,
         words=("auto",),
         per_call=True,
+        group="cache",
     )
     cache_floor_mb: int = _knob(
-        0, "--cache-floor-mb", "The least that --cache-mb auto may come to.", low=0, high=1 << 24
+        0,
+        "--cache-floor-mb",
+        "The least that --cache-mb auto may come to.",
+        low=0,
+        high=1 << 24,
+        group="cache",
     )
     cache_ceil_mb: int = _knob(
         0, "--cache-ceil-mb", "The most that --cache-mb auto may come to; 0 is no limit.",
-        low=0, high=1 << 24,
+        low=0, high=1 << 24, group="cache",
     )  # fmt: skip
     force_cache: bool = _knob(
-        False, "--force-cache", "Take a --cache-mb that is too small to be of use."
+        False,
+        "--force-cache",
+        "Take a --cache-mb that is too small to be of use.",
+        group="cache",
     )
     cache_memory: CacheMemory = _knob(
         "auto",
@@ -144,6 +166,7 @@ class Config:
         "How cached experts stand: in slots that are read over (slots), or each at an address of"
         " its own, whose pages are given back (pages); auto is slots where they are possible.",
         choices=get_args(CacheMemory),
+        group="cache",
     )
     dense_weights: DenseWeights = _knob(
         "anon",
@@ -151,21 +174,25 @@ class Config:
         "What is not streamed: read into memory of our own (anon), left mapped and paged in at"
         " load (warm), or left mapped (mmap).",
         choices=get_args(DenseWeights),
+        group="streaming",
     )
     overlap: bool = _knob(
-        False, "--overlap", "Let reads that are not needed yet run on under the matmuls that are."
+        False,
+        "--overlap",
+        "Let reads that are not needed yet run on under the matmuls that are.",
+        group="streaming",
     )
     prefetch: int = _knob(
         0, "--prefetch", "Read the previous token's experts of the next N layers ahead.",
-        low=0, high=64,
+        low=0, high=64, group="cache",
     )  # fmt: skip
     predict_prefetch: bool = _knob(
         False, "--predict-prefetch",
-        "Run the next layer's router early, and read ahead what it names.",
+        "Run the next layer's router early, and read ahead what it names.", group="cache",
     )  # fmt: skip
     predict_spec_max: int = _knob(
         4, "--predict-spec-max", "Experts that --predict-prefetch may read ahead for one layer.",
-        low=1, high=1024,
+        low=1, high=1024, group="cache",
     )  # fmt: skip
     predict_log: bool = _knob(
         False, "--predict-log", "Count how often each way to predict a layer's experts is right."
@@ -235,6 +262,11 @@ class Config:
 def knobs() -> dict[str, Knob]:
     """Field name to :class:`Knob`, in declaration order (``model`` is not a knob)."""
     return {f.name: f.metadata["knob"] for f in dataclasses.fields(Config) if "knob" in f.metadata}
+
+
+def grouped(*groups: str) -> tuple[str, ...]:
+    """Names of the fields whose knobs are of these groups, in declaration order."""
+    return tuple(name for name, knob in knobs().items() if knob.group in groups)
 
 
 def can_stream() -> bool:

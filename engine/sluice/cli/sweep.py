@@ -13,6 +13,7 @@ from sluice.cli.interrupt import Interrupt
 from sluice.cli.options import Command, knob_option
 from sluice.cli.output import Output
 from sluice.cli.sweep_progress import SweepProgress
+from sluice.config import grouped
 from sluice.errors import RequestError, SystemFault
 
 if TYPE_CHECKING:
@@ -21,11 +22,7 @@ if TYPE_CHECKING:
     from sluice.sweep.runner import Target
 
 _PATH = click.Path(path_type=Path)
-_KNOBS = (
-    "threads", "ubatch", "flash_attn", "numerics", "moe_stream", "io_threads", "odirect",
-    "cache_mb", "cache_floor_mb", "cache_ceil_mb", "force_cache", "dense_weights", "overlap",
-    "prefetch", "predict_prefetch", "predict_spec_max",
-)  # fmt: skip
+_KNOBS = ("threads", "ubatch", "flash_attn", "numerics", *grouped("streaming", "cache"))
 
 
 def _knobs(command: Command) -> Command:
@@ -46,7 +43,7 @@ def _knobs(command: Command) -> Command:
 @click.option("workloads_only", "--workloads-only", is_flag=True, help="Leave the default workloads"
               " out.")  # fmt: skip
 @click.option("repeats", "--repeats", metavar="N", type=int, default=3, help="How often each"
-              " request is made; the noise floor needs 2.  [1 or more; default: 3]")  # fmt: skip
+              " request is made; the noise floor needs 2.  [1 to 1000; default: 3]")  # fmt: skip
 @click.option("n", "-n", "--predict", metavar="N", type=int, help="Tokens a request at most."
               "  [default: the workload's]")  # fmt: skip
 @click.option("ctx", "-c", "--ctx-size", metavar="N", type=int, help="Context length in tokens."

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sluice.config import CacheMb, Config, Knob, knobs, validate
+from sluice.config import CacheMb, Config, Knob, grouped, knobs, validate
 from sluice.errors import RequestError
 
 OFF: Final = "off"
@@ -18,10 +18,7 @@ OFF: Final = "off"
 DRAFT_KEYS: Final = {"n_max": "draft", "n_min": "draft_min", "p_min": "mtp_p_min"}
 """Key of ``--arm`` to the field of :class:`Config`."""
 
-STREAM_KEYS: Final = (
-    "moe_stream", "io_threads", "odirect", "cache_mb", "cache_floor_mb", "cache_ceil_mb",
-    "force_cache", "dense_weights", "overlap", "prefetch", "predict_prefetch", "predict_spec_max",
-)  # fmt: skip
+STREAM_KEYS: Final = grouped("streaming", "cache")
 """Fields of :class:`Config` that an arm of Sluice's own engine may set."""
 
 Setting = int | str  # and bool, which is an int
@@ -207,8 +204,7 @@ def parse(text: str) -> Arm:
     )  # fmt: skip
 
 
-_OF_THE_CACHE = frozenset({"cache_mb", "cache_floor_mb", "cache_ceil_mb", "force_cache", "prefetch",
-                           "predict_prefetch", "predict_spec_max"})  # fmt: skip
+_OF_THE_CACHE = frozenset(grouped("cache"))
 _DEFAULTS: Final[Mapping[str, Any]] = {f.name: f.default for f in dataclasses.fields(Config)}
 _SWITCHES: Final = {"on": True, "true": True, "off": False, "false": False}
 
