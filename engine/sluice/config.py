@@ -7,7 +7,6 @@ llama.cpp (the platform is all it asks), so a wrong request is refused before an
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import sys
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from sluice.errors import RequestError
+from sluice.knob import Knob, check_value, described
 
 FlashAttn = Literal["auto", "on", "off"]
 CatchUp = Literal["prefix", "batch"]
@@ -27,36 +27,6 @@ DRAFT_MAX = 8
 THREADS_MAX = 512  # GGML_MAX_N_THREADS: ggml asserts above it
 SEED_MAX = 0xFFFFFFFE  # LLAMA_DEFAULT_SEED (0xFFFFFFFF) would mean "random"
 INT32_MAX = 0x7FFFFFFF
-
-
-@dataclass(frozen=True, slots=True)
-class Knob:
-    """What the command line and the refusals know of one field.
-
-    Args:
-        flag: the command-line flag.
-        help: one line for ``--help``.
-        low, high: inclusive range of a number, ``None`` where open.
-        choices: the legal words of a text knob.
-        words: words that a number's knob takes in the place of a number.
-        group: ``streaming`` or ``cache``, for what lists the settings of either.
-        per_call: may be given to ``Session.generate`` as an override.
-        aliases: flags of llama.cpp that mean the same.
-    """
-
-    flag: str
-    help: str
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    group: str = ""
-    per_call: bool = False
-    aliases: tuple[str, ...] = ()
-
-
-def _knob(default: Any, flag: str, help: str, **rest: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"knob": Knob(flag, help, **rest)})
 
 
 def _available_cores() -> int:
@@ -77,47 +47,47 @@ class Config:
     """
 
     model: str
-    n: int = _knob(
+    n: int = described(
         128, "-n", "Tokens to generate at most.", low=1, high=INT32_MAX, per_call=True,
         aliases=("--predict", "--n-predict"),
     )  # fmt: skip
-    threads: int = _knob(
+    threads: int = described(
         0, "-t", "Compute threads; 0 takes every core this process may use.",
         low=0, high=THREADS_MAX, aliases=("--threads",),
     )  # fmt: skip
-    ctx: int = _knob(
+    ctx: int = described(
         4096, "-c", "Context length in tokens: prompt, generated and drafted together.",
         low=16, high=INT32_MAX, aliases=("--ctx-size",),
     )  # fmt: skip
-    ubatch: int = _knob(
+    ubatch: int = described(
         512, "--ubatch", "Prompt tokens computed in one pass.",
         low=1, high=65536, aliases=("--ubatch-size",),
     )  # fmt: skip
-    flash_attn: FlashAttn = _knob(
+    flash_attn: FlashAttn = described(
         "auto",
         "--flash-attn",
         "Fused attention kernels; auto is on, but off where --numerics is not default.",
         choices=get_args(FlashAttn),
     )
-    temp: float = _knob(
+    temp: float = described(
         0.0, "--temp", "Sampling temperature; 0 is greedy.", low=0.0, high=100.0, per_call=True
     )
-    top_k: int = _knob(
+    top_k: int = described(
         40, "--top-k", "Sample among the N likeliest tokens; 0 is all of them.",
         low=0, high=INT32_MAX, per_call=True,
     )  # fmt: skip
-    top_p: float = _knob(
+    top_p: float = described(
         0.95, "--top-p", "Sample among the likeliest tokens that sum to P.",
         low=0.0, high=1.0, per_call=True,
     )  # fmt: skip
-    seed: int = _knob(42, "--seed", "Seed of the sampler.", low=0, high=SEED_MAX, per_call=True)
-    moe_stream: bool = _knob(
+    seed: int = described(42, "--seed", "Seed of the sampler.", low=0, high=SEED_MAX, per_call=True)
+    moe_stream: bool = described(
         False,
         "--moe-stream",
         "Read only the routed experts from disk, layer by layer.",
         group="streaming",
     )
-    io_threads: int = _knob(
+    io_threads: int = described(
         4,
         "--io-threads",
         "Lanes that read slices in parallel.",
@@ -125,13 +95,13 @@ class Config:
         high=64,
         group="streaming",
     )
-    odirect: bool = _knob(
+    odirect: bool = described(
         True,
         "--odirect/--no-odirect",
         "Bypass the page cache (O_DIRECT) for slice reads.",
         group="streaming",
     )
-    cache_mb: CacheMb = _knob(
+    cache_mb: CacheMb = described(
         0,
         "--cache-mb",
         "Keep streamed experts in memory, least recently used out first; auto sizes it by the"
@@ -142,7 +112,7 @@ class Config:
         per_call=True,
         group="cache",
     )
-    cache_floor_mb: int = _knob(
+    cache_floor_mb: int = described(
         0,
         "--cache-floor-mb",
         "The least that --cache-mb auto may come to.",
@@ -150,17 +120,17 @@ class Config:
         high=1 << 24,
         group="cache",
     )
-    cache_ceil_mb: int = _knob(
+    cache_ceil_mb: int = described(
         0, "--cache-ceil-mb", "The most that --cache-mb auto may come to; 0 is no limit.",
         low=0, high=1 << 24, group="cache",
     )  # fmt: skip
-    force_cache: bool = _knob(
+    force_cache: bool = described(
         False,
         "--force-cache",
         "Take a --cache-mb that is too small to be of use.",
         group="cache",
     )
-    cache_memory: CacheMemory = _knob(
+    cache_memory: CacheMemory = described(
         "auto",
         "--cache-memory",
         "How cached experts stand: in slots that are read over (slots), or each at an address of"
@@ -168,7 +138,7 @@ class Config:
         choices=get_args(CacheMemory),
         group="cache",
     )
-    dense_weights: DenseWeights = _knob(
+    dense_weights: DenseWeights = described(
         "anon",
         "--dense-weights",
         "What is not streamed: read into memory of our own (anon), left mapped and paged in at"
@@ -176,56 +146,56 @@ class Config:
         choices=get_args(DenseWeights),
         group="streaming",
     )
-    overlap: bool = _knob(
+    overlap: bool = described(
         False,
         "--overlap",
         "Let reads that are not needed yet run on under the matmuls that are.",
         group="streaming",
     )
-    prefetch: int = _knob(
+    prefetch: int = described(
         0, "--prefetch", "Read the previous token's experts of the next N layers ahead.",
         low=0, high=64, group="cache",
     )  # fmt: skip
-    predict_prefetch: bool = _knob(
+    predict_prefetch: bool = described(
         False, "--predict-prefetch",
         "Run the next layer's router early, and read ahead what it names.", group="cache",
     )  # fmt: skip
-    predict_spec_max: int = _knob(
+    predict_spec_max: int = described(
         4, "--predict-spec-max", "Experts that --predict-prefetch may read ahead for one layer.",
         low=1, high=1024, group="cache",
     )  # fmt: skip
-    predict_log: bool = _knob(
+    predict_log: bool = described(
         False, "--predict-log", "Count how often each way to predict a layer's experts is right."
     )
-    prefetch_sync: bool = _knob(
+    prefetch_sync: bool = described(
         False, "--prefetch-sync", "Control: wait for what is read ahead, at once."
     )
-    load_all: bool = _knob(
+    load_all: bool = described(
         False, "--load-all", "Control: read every expert of a layer, not only the routed ones."
     )
-    poison: bool = _knob(
+    poison: bool = described(
         False, "--poison", "Test mode: fill what was not routed with NaN before every layer."
     )
-    mtp: bool = _knob(False, "--mtp", "Draft with the model's own multi-token-prediction head.")
-    draft: int = _knob(
+    mtp: bool = described(False, "--mtp", "Draft with the model's own multi-token-prediction head.")
+    draft: int = described(
         3, "--draft", "Tokens drafted before each verify decode.",
         low=1, high=DRAFT_MAX, per_call=True, aliases=("--spec-draft-n-max",),
     )  # fmt: skip
-    draft_min: int = _knob(
+    draft_min: int = described(
         0, "--draft-min", "A draft shorter than this is thrown away whole.",
         low=0, high=DRAFT_MAX, per_call=True, aliases=("--spec-draft-n-min",),
     )  # fmt: skip
-    mtp_p_min: float = _knob(
+    mtp_p_min: float = described(
         0.0, "--mtp-p-min", "Stop drafting when the head's top probability is below this.",
         low=0.0, high=1.0, per_call=True, aliases=("--spec-draft-p-min",),
     )  # fmt: skip
-    catch_up: CatchUp = _knob(
+    catch_up: CatchUp = described(
         "prefix", "--catch-up",
         "Control: what the head catches up on after a verify decode, the accepted prefix or"
         " the whole batch.",
         choices=get_args(CatchUp),
     )  # fmt: skip
-    numerics: Numerics = _knob(
+    numerics: Numerics = described(
         "default",
         "--numerics",
         "Which bits may depend on how many rows are computed together: any (default), those of"
@@ -285,7 +255,7 @@ def validate(config: Config) -> Config:
     if not config.model:
         raise RequestError("MODEL is empty: give the path of a gguf, or the word bundled")
     for name, knob in knobs().items():
-        _check_value(getattr(config, name), _DEFAULTS[name], knob)
+        check_value(getattr(config, name), _DEFAULTS[name], knob)
     _check_rules(config)
     return config
 
@@ -317,31 +287,6 @@ def apply_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
             f" open it with --draft {changed.draft}"
         )
     return changed
-
-
-def _check_value(value: Any, default: Any, knob: Knob) -> None:
-    flag = knob.flag.split("/")[0]
-    wants: type = type(default)
-    if knob.words and isinstance(value, str):
-        if value not in knob.words:
-            raise RequestError(f"{flag} {value}: must be a number, or {', '.join(knob.words)}")
-        return
-    right = isinstance(value, bool) if wants is bool else not isinstance(value, bool)
-    if wants is float:
-        right = right and isinstance(value, (int, float))
-    elif wants is not bool:
-        right = right and isinstance(value, wants)
-    if not right:
-        raise RequestError(f"{flag} {value!r}: must be of type {wants.__name__}")
-    if knob.choices and value not in knob.choices:
-        raise RequestError(f"{flag} {value}: must be one of {', '.join(knob.choices)}")
-    if wants in (int, float):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise RequestError(f"{flag} {value}: must be a finite number")
-        if knob.low is not None and value < knob.low:
-            raise RequestError(f"{flag} {value}: must be at least {knob.low:g}")
-        if knob.high is not None and value > knob.high:
-            raise RequestError(f"{flag} {value}: must be at most {knob.high:.10g}")
 
 
 def _check_rules(c: Config) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sluice.bundled import BUNDLED, model_path
-from sluice.config import DRAFT_MAX, Knob, knobs
+from sluice.config import DRAFT_MAX, knobs
 from sluice.errors import GateFailure
+from sluice.knob import Knob
 from sluice_gates import variants
 from sluice_gates.bench import Bench
 from sluice_gates.gate import gate

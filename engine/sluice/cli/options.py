@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import click
 
-from sluice.config import INT32_MAX, SEED_MAX, Config, Knob, knobs
+from sluice.config import INT32_MAX, SEED_MAX, Config, knobs
 from sluice.errors import RequestError
+from sluice.knob import Knob
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -139,7 +139,11 @@ def _sweep(asked: Plan, out: Path, timeout_s: float, as_json: bool, output: Outp
                 runner.close()
             with interrupt.held_back():
                 found = report(Recorded(identity, rows.rows))
-                write_report(out, found)
+                try:
+                    write_report(out, found)
+                except SystemFault:  # no plots, or no room: what was measured is shown all the same
+                    _print(found, as_json, output)
+                    raise
     _print(found, as_json, output)
     if found.n_failed:
         warn(f"{found.n_failed} requests failed, for the reasons above; the same command makes"

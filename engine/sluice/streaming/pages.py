@@ -156,8 +156,11 @@ class PagedMemory:
         for tensor in self._layout.layers[layer]:
             self.pages.take(tensor, expert)
 
-    def give_back(self, layer: int, expert: int, *, spare_shared: bool = True) -> None:
-        """An expert leaves memory; see :meth:`Pages.give_back`."""
+    def give_back(
+        self, layer: int, expert: int, *, spare_shared: bool = True, forget: bool = True
+    ) -> None:
+        """See :meth:`CacheMemory.give_back`; an address is for good, so nothing is forgotten."""
+        del forget
         for tensor in self._layout.layers[layer]:
             self.pages.give_back(tensor, expert, spare_shared=spare_shared)
 

@@ -124,13 +124,14 @@ class SlotPool:
         self.table[layer][expert] = slot
         self.n_used += 1
 
-    def give_back(self, layer: int, expert: int) -> None:
+    def give_back(self, layer: int, expert: int, *, forget: bool = True) -> None:
         """Its slot is free; the bytes stay until it is read over, where that is in the budget."""
         slot = int(self.table[layer][expert])
-        if slot < 0:
+        if slot < 0 or not self._is_used[slot]:
             return
         is_over = self.n_used > self.n_slots
-        self.table[layer][expert] = -1
+        if forget:
+            self.table[layer][expert] = -1
         self._is_used[slot] = False
         self.n_used -= 1
         heapq.heappush(self._free, slot)
@@ -233,10 +234,12 @@ class SlotMemory:
         """An expert comes into memory."""
         self._pool_of[layer].take(layer, expert)
 
-    def give_back(self, layer: int, expert: int, *, spare_shared: bool = True) -> None:
-        """An expert leaves memory; slots share nothing, so there is nothing to spare."""
+    def give_back(
+        self, layer: int, expert: int, *, spare_shared: bool = True, forget: bool = True
+    ) -> None:
+        """See :meth:`CacheMemory.give_back`; slots share nothing, so there is nothing to spare."""
         del spare_shared
-        self._pool_of[layer].give_back(layer, expert)
+        self._pool_of[layer].give_back(layer, expert, forget=forget)
 
     def set_budget(self, budget_bytes: int) -> bool:
         """Share ``budget_bytes`` among the pools; nothing has to go for that at once.

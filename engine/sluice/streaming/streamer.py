@@ -189,7 +189,9 @@ class Streamer:
         if self._ahead is not None:
             self._ahead.begin(metrics)
         if self.cache is not None:
-            self.cache.report = metrics.cache = CacheReport(self.cache.budget_bytes)
+            self.cache.report = metrics.cache = CacheReport(
+                self.cache.budget_bytes, self.cache.resident_bytes
+            )
 
     def close(self) -> None:
         """Stop the lanes; the buffers stay, for the model's tensors point into them."""

@@ -38,12 +38,24 @@ def answered(blank: Row, arm: Arm, reply: Reply, *, is_greedy: bool) -> Row:
         effective_s=reply.predicted_ms / 1e3,
         text_sha256=hashlib.sha256(reply.text.encode()).hexdigest() if is_greedy else "",
     )
-    if reply.drafted and not arm.mtp:
+    if is_of_another(arm, reply):
         return dataclasses.replace(
             row, outcome="failed", error=f"the server drafted {reply.drafted} tokens, and the arm"
             f" is {arm.name}: it was started otherwise",
         )  # fmt: skip
     return row.checked()
+
+
+def is_of_another(arm: Arm, reply: Reply) -> bool:
+    """Whether the counts cannot be those of a server that drafts as the arm says."""
+    if not arm.mtp:
+        return reply.drafted > 0
+    if not reply.drafted:
+        # Only a threshold, or the end of the text, keeps it from drafting.
+        return arm.is_fixed and not arm.n_min and reply.decoded_n > arm.n_max
+    # What the end of the text cut off hides as many steps at most.
+    steps_at_most = formulas.steps_of_counts(reply.decoded_n, reply.accepted) + arm.n_max
+    return reply.drafted > arm.n_max * (reply.verify_steps or steps_at_most)
 
 
 def steps(arm: Arm, reply: Reply) -> tuple[int | None, int | None]:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sluice.config import CacheMb, Config, Knob, grouped, knobs, validate
+from sluice.config import CacheMb, Config, grouped, knobs, validate
 from sluice.errors import RequestError
+from sluice.knob import Knob
 
 OFF: Final = "off"
 
@@ -182,7 +183,7 @@ def parse(text: str) -> Arm:
     for word in words:
         key, equals, value = (part.strip() for part in word.partition("="))
         if key in given:
-            raise RequestError(f"{where}: {key} is there twice; give it once")
+            raise RequestError(f"{where}: {key or 'an empty key'} is there twice; give it once")
         given[key] = value if equals else None
     is_off = OFF in given
     if is_off and given.pop(OFF) is not None:

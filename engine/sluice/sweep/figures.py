@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sluice.errors import RequestError
 from sluice.sweep import formulas
 from sluice.sweep.arm import Arm, parse
 from sluice.sweep.request import (
@@ -109,6 +110,9 @@ def figures(rows: Iterable[Row]) -> tuple[ArmFigures, ...]:
     """
     all_rows = list(rows)
     arms = {row.arm: parse(row.arm) for row in all_rows}
+    for name, arm in arms.items():
+        if name != arm.name:
+            raise RequestError(f"arm {name!r} in a row: its name is {arm.name}; take the rows out")
     found = []
     for workload in dict.fromkeys(row.workload for row in all_rows):
         of_workload = [row for row in all_rows if row.workload == workload]

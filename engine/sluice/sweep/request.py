@@ -21,13 +21,17 @@ def by_prompt(rows: Iterable[Row], value: Callable[[Row], float | None]) -> dict
 
 
 def effective_tok_s(row: Row) -> float | None:
-    """Tokens that decodes gave, a second of decoding, drafting and catch-up together."""
-    return formulas.tok_s(row.n_decoded, row.effective_s)
+    """Tokens that decodes gave, a second of decoding, drafting and catch-up together.
+
+    ``None`` where the text ended with its first token: a rate of 0 would be no speed of the arm.
+    """
+    return formulas.tok_s(row.n_decoded, row.effective_s) if row.n_decoded else None
 
 
 def decode_tok_s(row: Row) -> float | None:
     """Tokens that decodes gave, a second of the target's decodes alone."""
-    return None if row.decode_s is None else formulas.tok_s(row.n_decoded, row.decode_s)
+    known = row.n_decoded and row.decode_s is not None
+    return formulas.tok_s(row.n_decoded, row.decode_s or 0.0) if known else None
 
 
 def step_tokens(row: Row) -> float | None:

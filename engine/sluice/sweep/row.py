@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
@@ -204,6 +203,8 @@ class Row:
         row = cls(**_checked(cls, raw, where))
         if row.outcome not in OUTCOMES:
             raise RequestError(f"{where}: outcome {row.outcome!r} is none of {', '.join(OUTCOMES)}")
+        if row.ok and (wrong := row._nonsense()):
+            raise RequestError(f"{where}: {wrong}; take the line out")
         return row
 
     def checked(self) -> Row:
@@ -214,8 +215,8 @@ class Row:
     def _nonsense(self) -> str:
         for name, value in self.as_dict().items():
             for one in value if isinstance(value, tuple) else (value,):
-                if isinstance(one, (int, float)) and not (math.isfinite(one) and one >= 0):
-                    return f"{name} is {one}: no count and no time"
+                if isinstance(one, (int, float)) and not 0 <= one < _MOST:  # as NaN is
+                    return f"{name} is {str(one)[:30]}: no count and no time"
         if self.n_accepted > self.n_drafted:
             return f"{self.n_accepted} drafts accepted of {self.n_drafted}"
         if self.n_decoded and not self.effective_s:
@@ -229,6 +230,7 @@ class Row:
 
 
 OUTCOMES: Final = ("ok", "failed", "refused")
+_MOST: Final = 1 << 53  # what a float still counts one by one
 
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "str": (str,), "Outcome": (str,), "int": (int,), "float": (int, float),
@@ -251,6 +253,11 @@ def _checked(cls: type, raw: Mapping[str, Any], where: str) -> dict[str, Any]:
         right = isinstance(value, tuple(wants)) and (bool in wants or not isinstance(value, bool))
         if not right or any(type(one) is not int for one in inner):
             raise RequestError(f"{where}: {name} is {value!r}, not {fields[name].type}")
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            raise RequestError(f"{where}: {name} holds half a character (a lone surrogate)"
+                               ) from None  # fmt: skip
         values[name] = tuple(value) if isinstance(value, list) else value
     for name, f in fields.items():
         if (name not in values and f.default is dataclasses.MISSING

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,8 @@ class RowFile:
         except OSError as err:
             raise SystemFault(f"{self.path}: cannot be written: {err.strerror}") from None
         try:
+            if not stat.S_ISREG(os.fstat(self._fd).st_mode):  # a pipe or a device has no end
+                raise RequestError(f"{self.path}: is no regular file; give another --out")
             self._resume(workloads)
         except BaseException:
             os.close(self._fd)
@@ -202,7 +205,7 @@ def _parse(data: bytes, path: Path) -> Recorded | None:
 def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
         raw = json.loads(line)
-    except ValueError as err:  # not UTF-8 is one, too
+    except (ValueError, RecursionError) as err:  # not UTF-8 is one, too
         raise RequestError(f"{where}: not JSON ({err}); take the line out") from None
     if not isinstance(raw, dict):
         raise RequestError(f"{where}: not a JSON object; take the line out")

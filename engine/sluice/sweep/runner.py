@@ -158,9 +158,14 @@ class Runner:
             given = dataclasses.replace(
                 request.blank(self._rows.identity),
                 outcome="refused" if isinstance(given, RequestError) else "failed",
-                error=" ".join(str(given).split()),
+                error=_plain(str(given)),
             )
         with self._writing():
             self._rows.append(given)
             self._todo.pop(request.key, None)
             self._watch.wrote(self._n_total - len(self._todo), self._n_total)
+
+
+def _plain(text: str) -> str:
+    """``text`` in one line; a server's words may hold what a terminal would obey."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import http.client
 import json
@@ -184,18 +183,23 @@ class ServerTarget:
         Raises:
             SystemFault: the server ended, or is not ready after ``ready_s``.
         """
-        until, pause_s = time.monotonic() + ready_s, 0.02
+        until, pause_s, why = time.monotonic() + ready_s, 0.02, ""
         while True:
             if self.process is not None and self.process.exit_code is not None:
                 raise self._fault("did not become ready")
             left_s = until - time.monotonic()
             if left_s <= 0:
-                raise self._fault(f"not ready after {ready_s:g} s")
-            with contextlib.suppress(OSError, http.client.HTTPException):
+                raise self._fault(f"not ready after {ready_s:g} s", why)
+            try:
                 self._send("/health", None, min(5.0, left_s)).close()
                 # On a port that another took first, it is the other that is healthy.
                 if self.process is None or self.process.exit_code is None:
                     return
+            except urllib.error.HTTPError as err:
+                why = f"answered {err.code}"
+                err.close()
+            except (OSError, http.client.HTTPException) as err:
+                why = _why(err.reason if isinstance(err, urllib.error.URLError) else err)
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, 0.5)
 

@@ -6,7 +6,6 @@ Pure: bytes in, a ``Reply`` out, or one line that says what is wrong with them.
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from sluice.errors import SystemFault
 
 _COUNTER = re.compile(r'^llamacpp:(\w+)(?:\{position="(\d+)"\})? (\S+)$', re.M)
 _SHOWN = 120
+_MOST = 1 << 53  # what a float, and so JSON elsewhere, still counts one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,10 @@ def parse_reply(body: bytes) -> Reply:
     text, tokens = answer.get("content"), answer.get("tokens", [])
     if not isinstance(text, str):
         raise SystemFault(f"its answer has no content: {_shown(body)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise SystemFault(f"its answer's content is no Unicode text: {_shown(body)}") from None
     if not isinstance(tokens, list) or not all(_is_count(token) for token in tokens):
         raise SystemFault(f"its answer's tokens are no token ids: {str(tokens)[:_SHOWN]}")
     reply = Reply(
@@ -188,13 +192,13 @@ def _time(timings: dict[str, Any], name: str) -> float:
     value = timings.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _nonsense(name, value, "not a time")
-    if not (math.isfinite(value) and value >= 0):
+    if not 0 <= value < _MOST:  # as NaN is
         raise _nonsense(name, value, "not a time")
     return float(value)
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
 
 
 def _nonsense(name: str, value: object, why: str) -> SystemFault:

@@ -8,8 +8,9 @@ import pytest
 
 from sluice.cli.options import config_of, idle_flags, knob_options
 from sluice.cli.run import run
-from sluice.config import Config, Knob, knobs
+from sluice.config import Config, knobs
 from sluice.errors import RequestError
+from sluice.knob import Knob
 
 OPTIONS = {p.name: p for p in run.params if isinstance(p, click.Option)}
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(Config)}

@@ -72,3 +72,25 @@ def test_a_server_that_drafts_where_nothing_should_costs_the_row() -> None:
 def test_a_time_that_cannot_be_costs_the_row() -> None:
     row = answered(blank("off"), OFF, dataclasses.replace(REPLY, predicted_ms=0.0), is_greedy=True)
     assert (row.outcome, row.error) == ("failed", "20 tokens decoded in no time")
+
+
+@pytest.mark.parametrize(
+    ("arm", "changes"),
+    [
+        ("n_max=3", {"drafted": 0, "accepted": 0, "verify_steps": 0}),  # started with MTP off
+        ("n_max=3", {"drafted": 60, "accepted": 10}),  # 8 steps of 3 are 24 at most
+        ("n_max=3,p_min=0.7", {"drafted": 60, "accepted": 10}),
+        ("n_max=1", {"drafted": 60, "accepted": 10, "verify_steps": None}),
+    ],
+)
+def test_drafts_of_a_server_that_was_started_otherwise_cost_the_row(
+    arm: str, changes: dict[str, Any]
+) -> None:
+    row = answered(blank(arm), parse(arm), changed(**changes), is_greedy=True)
+    assert row.outcome == "failed"
+    assert f"and the arm is {arm}: it was started otherwise" in row.error
+
+
+@pytest.mark.parametrize("arm", ["n_max=3,p_min=0.7", "n_max=3,n_min=2"])
+def test_an_arm_that_may_draft_nothing_may_draft_nothing(arm: str) -> None:
+    assert answered(blank(arm), parse(arm), REPLY, is_greedy=True).outcome == "ok"

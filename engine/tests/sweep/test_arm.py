@@ -66,6 +66,7 @@ def test_an_arm_has_one_name(text: str, name: str) -> None:
     [
         ("", "an empty key is no setting of an arm"),
         ("n_max=3,", "an empty key is no setting"),
+        (",", "an empty key is there twice"),
         ("3", "3 is no setting of an arm; those are off, n_max"),
         ("p_min=0.6", "how long are drafts"),
         ("off,n_max=3", "n_max says how to draft, and off does not"),

@@ -6,6 +6,7 @@ import pytest
 
 from sluice.errors import RequestError
 from sluice.sweep.figures import ArmFigures, figures
+from sluice.sweep.ranking import rankings
 from sluice.sweep.row import Row
 
 from .making import row
@@ -162,6 +163,13 @@ def test_failed_and_refused_requests_count_for_nothing_but_their_reasons() -> No
     assert two.step_s is None
 
 
+def test_a_text_that_ended_with_its_first_token_is_no_rate_and_is_not_ranked() -> None:
+    rows = [row(repeat=repeat, n_decoded=0, decode_s=0.01, effective_s=0.01) for repeat in (0, 1)]
+    found = of(rows, "off")
+    assert (found.effective_tok_s, found.tok_s) == (None, None)
+    assert rankings(rows) == ()
+
+
 def test_a_request_of_one_token_is_no_rate() -> None:
     found = of([row(n_steps=0, effective_s=0.0)], "off")
     assert (found.n_requests, found.effective_tok_s, found.step_s) == (1, None, None)
@@ -174,6 +182,11 @@ def test_workloads_come_in_their_order_each_with_every_arm_in_its_order() -> Non
         ("x", "n_max=2"), ("x", "off"), ("y", "n_max=2"), ("y", "off"),
     ]  # fmt: skip
     assert figures([]) == ()
+
+
+def test_a_row_whose_arm_is_spelled_another_way_is_refused() -> None:
+    with pytest.raises(RequestError, match="its name is n_max=3"):
+        figures([row("n_max= 3")])
 
 
 def test_a_row_of_no_arm_is_refused() -> None:

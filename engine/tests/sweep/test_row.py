@@ -63,6 +63,7 @@ def test_a_row_without_a_field_is_refused() -> None:
         ({"offered_at": (3,), "accepted_at": (4,)}, "by place in the draft (4,) accepted of (3,)"),
         ({"offered_at": (3, 1), "accepted_at": (2,)}, "by place in the draft"),
         ({"n_verify": 0}, "drafts accepted in no verify step"),
+        ({"n_decoded": 10**400}, "n_decoded is 100000000000000000000000000000: no count"),
     ],
 )
 def test_nonsense_costs_its_row(change: dict[str, Any], error: str) -> None:
@@ -71,6 +72,17 @@ def test_nonsense_costs_its_row(change: dict[str, Any], error: str) -> None:
     bad = dataclasses.replace(good, **change).checked()
     assert bad.outcome == "failed"
     assert error in bad.error
+    # A file of rows that holds it was edited.
+    edited = good.as_dict() | {k: list(v) if isinstance(v, tuple) else v for k, v in change.items()}
+    with pytest.raises(RequestError, match="line 3: ") as err:
+        Row.from_dict(edited, "line 3")
+    assert error in str(err.value)
+    assert "\n" not in str(err.value)
+
+
+def test_half_a_character_in_a_row_is_refused() -> None:
+    with pytest.raises(RequestError, match="line 3: prompt holds half a character"):
+        Row.from_dict(row(prompt="\ud800").as_dict(), "line 3")
 
 
 def test_what_was_not_measured_is_not_judged() -> None:

@@ -173,3 +173,18 @@ def test_a_killed_sweep_keeps_its_rows(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", source, str(tmp_path)], check=False)
     assert done.returncode == -9
     assert [r.repeat for r in read(tmp_path).rows] == [0, 1, 2]
+
+
+def test_a_line_too_deep_to_read_is_named(tmp_path: Path) -> None:
+    with RowFile(tmp_path, IDENTITY) as file:
+        file.append(row())
+    with (tmp_path / FILE).open("a") as file_:
+        file_.write("[" * 100_000 + "\n")
+    with pytest.raises(RequestError, match="line 3: not JSON"):
+        read(tmp_path)
+
+
+def test_a_pipe_in_the_place_of_the_rows_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE)
+    with pytest.raises(RequestError, match="is no regular file; give another --out"):
+        RowFile(tmp_path, IDENTITY)

@@ -93,6 +93,12 @@ def test_a_fault_costs_its_row_the_arm_is_opened_anew_and_the_next_sweep_makes_i
     assert [row.outcome for row in rows.values()] == ["ok"] * 3
 
 
+def test_a_reason_holds_nothing_that_a_terminal_obeys(target: Recorder, tmp_path: Path) -> None:
+    target.ask_errors["off", "a"] = [SystemFault("its last words: \x1b[31mno\x07 memory")]
+    rows = run(target, tmp_path, "off")
+    assert outcomes(rows)[0] == ("failed", "its last words: \ufffd[31mno\ufffd memory")
+
+
 def test_what_is_refused_is_shown_and_never_asked(target: Recorder, tmp_path: Path) -> None:
     target.rules["off", "a"] = "by rule"
     target.ask_errors["off", "b"] = [RequestError("-c 16: does not fit")]
