@@ -30,10 +30,6 @@ ZOO_PROMPT = "def main(args=None):"
 WAYS: tuple[dict[str, Any], ...] = ({}, {"overlap": True}, {"predict_prefetch": True})
 """How a layout is streamed: without a cache, and with a small one."""
 
-SHARE = 4
-"""Runs of a layout are that much shorter than others: there are many, and each is checked whole
-at every step."""
-
 
 @gate(
     level="logits",
@@ -109,7 +105,7 @@ def test_layouts(bench: Bench) -> str:
 
 def _layout(bench: Bench, name: str, path: Path) -> list[Run]:
     prompt = Prompt(f"zoo-{name}", ZOO_PROMPT)
-    settings: dict[str, Any] = {"n": bench.n_streamed // SHARE, "model": str(path)}
+    settings: dict[str, Any] = {"n": bench.n_streamed, "model": str(path)}
     small = {"cache_mb": cache_budgets(bench.config(**settings)).scant_mb, "force_cache": True}
     wanted = bench.run(prompt, **settings)
     runs = []

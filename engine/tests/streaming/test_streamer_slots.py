@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -316,7 +317,10 @@ def test_an_expert_that_is_gone_and_remembered_is_read_from_its_old_slot(
     """What another expert has been read over gives other logits: the fault is one of bytes."""
     right = opened().generate(prompt).run().evidence()
     session = opened(**SLOTS, cache_mb=2, session={"seams": Remembers()})
-    wrong = session.generate(prompt).run().evidence()
+    generation = session.generate(prompt)
+    with contextlib.suppress(SystemFault):  # the logits may be no numbers
+        generation.run()
+    wrong = generation.evidence(unfinished=True)
     assert wrong.logits_sha256 != right.logits_sha256
 
 
