@@ -157,7 +157,7 @@ def test_runs_are_as_long_as_the_bench_says(gate: Gate, bench_of: BenchOf) -> No
     bench = bench_of(n_streamed=256)
     gate.function(bench)
     configs = bench.target.configs  # type: ignore[attr-defined]
-    assert {config.n for config in configs} == {64 if gate.name == "layouts" else 256}
+    assert {config.n for config in configs} == {256}
     assert any(not config.moe_stream for config in configs)
 
 
