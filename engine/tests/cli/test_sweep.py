@@ -209,6 +209,17 @@ def test_a_server_that_fails_costs_its_rows_and_not_the_sweep(
     assert (good.n_drafted, good.n_verify, good.n_undrafted) == (15, 5, 0)
 
 
+def test_what_was_measured_is_shown_where_the_report_cannot_be_written(
+    command: Command, mine: list[object], out: Path
+) -> None:
+    (out / "index.html").mkdir(parents=True)
+    ran = command("sweep", "bundled", "--out", out, *mine, "--arms-only", "--arm", "off",
+                  "--repeats", 1, "-n", 4)  # fmt: skip
+    assert ran.code == 3
+    assert "index.html: cannot be written" in ran.err.splitlines()[-1]
+    assert ran.out == (out / "table.txt").read_text(encoding="utf-8")
+
+
 def test_where_nothing_could_be_measured_the_sweep_says_so(
     command: Command, mine: list[object], out: Path
 ) -> None:
