@@ -2,4 +2,4 @@
 
 from sluice.llama import waiting
 
-waiting.sleep_where_cores_are_few()
+waiting.shorten_where_cores_are_few()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
@@ -11,6 +12,8 @@ from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertTensor
 from sluice.streaming.reader import Read
 from sluice.telemetry.metrics import CacheReport
+
+_FEW = 32  # the oldest that are looked at first: a victim is nearly always among them
 
 Key = tuple[int, int]
 """Layer and expert."""
@@ -220,6 +223,14 @@ class ExpertCache:
         counts = self.report.evicted_by_layer
         counts[entry.layer] = counts.get(entry.layer, 0) + 1
 
+    def _oldest_first(self) -> Iterator[Entry]:
+        """Every entry, while entries are dropped; the first few without a look at the others."""
+        few = list(itertools.islice(self._entries.values(), _FEW))
+        yield from few
+        if len(few) == _FEW:
+            seen = {id(entry) for entry in few}
+            yield from [e for e in self._entries.values() if id(e) not in seen]
+
     def _victims(self, layer: int, number: int, is_ahead: bool) -> Iterator[Entry]:
         """What may go for ``layer``, the least recently used first; what was read ahead goes last.
 
@@ -227,7 +238,7 @@ class ExpertCache:
         memory that is no longer its own. Whoever reads ahead takes no other's read-ahead.
         """
         ahead = []
-        for entry in list(self._entries.values()):
+        for entry in self._oldest_first():
             if entry.needed_in == number and number >= 0:
                 continue
             if not self.memory.competes(layer, entry.layer):
