@@ -70,7 +70,7 @@ def _conclusion(
     if first.arm.mtp:
         sentences += [_cost(first, warm), _one_more(first, warm, ranking), _acceptance(first)]
     else:
-        sentences += [_first_slot(first, warm, ranking)]
+        sentences += [_first_slot(first, warm, ranking), _acceptance_of_drafting(ranking, warm)]
     sentences += [_undrafted(first), _texts(about), *_unmeasured(figures)]
     return Conclusion(
         workload,
@@ -183,11 +183,27 @@ def _added(longer: ArmFigures, ranking: Ranking) -> str:
 def _acceptance(first: ArmFigures) -> str:
     if first.acceptance_tokens is None:
         return ""
-    low, high = BAND
-    where = in_band(first.acceptance_tokens)
+    return f"Acceptance there is {_in_words(first)}"
+
+
+def _acceptance_of_drafting(ranking: Ranking, warm: dict[str, ArmFigures]) -> str:
+    """Where drafting does not pay: what the fastest arm that drafts accepts."""
+    drafting = [warm[one.arm] for one in ranking.arms if warm[one.arm].arm.mtp]
+    if not drafting or drafting[0].acceptance_tokens is None:
+        return ""
     return (
-        f"Acceptance there is {number(first.acceptance_tokens)} over tokens and"
-        f" {number(first.acceptance_requests)} over requests, {where} the often advised band of"
+        f"The fastest arm that drafts is {drafting[0].arm.name}: its acceptance is"
+        f" {_in_words(drafting[0])}"
+    )
+
+
+def _in_words(one: ArmFigures) -> str:
+    assert one.acceptance_tokens is not None
+    low, high = BAND
+    where = in_band(one.acceptance_tokens)
+    return (
+        f"{number(one.acceptance_tokens)} over tokens and"
+        f" {number(one.acceptance_requests)} over requests, {where} the often advised band of"
         f" {low:g} to {high:g}; it is what it is, and decides nothing."
     )
 

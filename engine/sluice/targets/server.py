@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.client
+import itertools
 import json
 import re
 import time
@@ -54,7 +55,9 @@ class ServerDrafts:
             RequestError: ``n_max`` is no draft.
         """
         if self.n_max < 1:
-            raise RequestError(f"n_max {self.n_max}: a draft has 1 token or more; None is no MTP")
+            raise RequestError(
+                f"n_max {self.n_max}: a draft has 1 token or more; leave it out for no MTP"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,12 +309,26 @@ def start_server(
         whole.append("--metrics")
     process = ServerProcess(whole, grace_s=grace_s)
     try:
-        target = ServerTarget(f"http://127.0.0.1:{port}", process=process, timeout_s=timeout_s)
+        target = ServerTarget(
+            f"http://127.0.0.1:{port}",
+            process=process,
+            timeout_s=timeout_s,
+            api_key=_api_key(command),
+        )
         target.wait_until_ready(ready_s)
     except BaseException:
         process.close()
         raise
     return target
+
+
+def _api_key(command: Sequence[str]) -> str:
+    """The first key that ``command`` lets in; empty where it asks for none."""
+    for argument, following in itertools.zip_longest(command, command[1:], fillvalue=""):
+        flag, _, value = argument.partition("=")
+        if flag == "--api-key":
+            return (value or following).partition(",")[0]
+    return ""
 
 
 def draft_flags(help_text: str, drafts: ServerDrafts | None) -> list[str]:

@@ -27,6 +27,12 @@ _LOOK_S = 0.02
 _running: set[ServerProcess] = set()
 
 
+_OLD_DRAFT_FLAGS = frozenset(
+    {"--draft", "--draft-n", "--draft-max", "--draft-n-min", "--draft-min", "--draft-p-min"}
+)
+"""How older releases spell what every arm sets."""
+
+
 def split_command(text: str) -> tuple[str, ...]:
     """``--server-cmd`` as arguments.
 
@@ -46,7 +52,8 @@ def split_command(text: str) -> tuple[str, ...]:
             " make llama-server"
         )
     for argument in command:
-        if argument.startswith(("--spec-type", "--spec-draft-n-", "--spec-draft-p-min")):
+        is_new = argument.startswith(("--spec-type", "--spec-draft-n-", "--spec-draft-p-min"))
+        if is_new or argument.partition("=")[0] in _OLD_DRAFT_FLAGS:
             raise RequestError(f"--server-cmd: leave {argument} out: every arm sets its own")
     return command
 
