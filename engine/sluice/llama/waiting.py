@@ -15,7 +15,10 @@ FEW_CORES = 4
 """Up to here. On more cores the lanes have room beside threads that spin."""
 
 SPIN_COUNT = "6000"
-"""About a tenth of a millisecond, so that a hook with nothing to read is bridged; libgomp's own value where threads outnumber cores is 1000."""
+"""About a tenth of a millisecond: a hook that has nothing to read is shorter than that.
+
+libgomp's own value where threads outnumber cores is 1000.
+"""
 
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """Whoever sets one of these knows better."""
