@@ -115,7 +115,7 @@ def qwen35b_model(folder: Path, gb: float | None = None) -> Path:
         SystemFault: the file cannot be written.
     """
     shape = shape_of(asked_gb() if gb is None else gb)
-    out = folder / f"{NAME}-{shape.n_layer}of{WHOLE.n_layer}-seed{SEED}.gguf"
+    out = folder / f"{NAME}-{shape.n_layer}of{WHOLE.n_layer}-seed{SEED}-v2.gguf"
     if not out.exists():
         print(f"making {out} ...", file=sys.stderr)
     return made_once(out, shape, RoutedWeights(shape.n_embd))

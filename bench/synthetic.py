@@ -132,7 +132,7 @@ def synthetic_model(folder: Path) -> Path:
     """The small model's file in ``folder``, made on the first call."""
     shape = Shape(n_vocab=8192, n_embd=1024, n_layer=8, n_expert=64, n_used=8, n_ff=512,
                   n_head=8, n_head_kv=2, head_dim=128, groups=8, rank=8)  # fmt: skip
-    name = f"sluice-synthetic-{shape.n_layer}x{shape.n_expert}-Q4_K-{SEED}.gguf"
+    name = f"sluice-synthetic-{shape.n_layer}x{shape.n_expert}-Q4_K-{SEED}-v2.gguf"
     return made_once(folder / name, shape, Weights())
 
 
@@ -258,7 +258,14 @@ def _metadata(writer: gguf.GGUFWriter, s: Shape) -> None:
     writer.add_uint32("qwen35moe.full_attention_interval", s.full_every)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen35")
-    writer.add_token_list([f"t{i:05d}" for i in range(s.n_vocab)])
+    letters = [
+        *(chr(c) for c in range(0x21, 0x7F)),
+        "\u0120",
+        "\u010a",
+    ]  # GPT-2's space and line end
+    tokens = [f"t{i:05d}" for i in range(s.n_vocab)]
+    tokens[1 : 1 + len(letters)] = letters  # so that a text has tokens
+    writer.add_token_list(tokens)
     writer.add_token_types([1] * s.n_vocab)
     writer.add_token_merges([f"t{i:04d} {i % 10}" for i in range(s.n_vocab - 256)])
     writer.add_eos_token_id(0)

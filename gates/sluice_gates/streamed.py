@@ -101,7 +101,7 @@ def used_ahead(run: Run) -> int:
 
 
 def overlapped_mib(runs: Iterable[Run]) -> float:
-    """MiB that were still to be read when compute went on; each run must have had some."""
+    """MiB that were not waited for before compute went on; each run must have had some."""
     total = 0
     for run in runs:
         found = run.metrics.generated.overlapped_bytes

@@ -192,3 +192,15 @@ def test_what_is_not_streamed_runs_resident_and_is_refused_by_name(name: str, fo
 def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"the zoo has no dodo; it has .*qwen3moe, "):
         zoo_model("dodo", tmp_path)
+
+
+@pytest.mark.parametrize("ubatch", [3, 512])
+@pytest.mark.parametrize("name", list(ZOO))
+def test_every_router_can_be_run_early(name: str, ubatch: int, folder: Path) -> None:
+    """Narrow passes too: most of them ask for no output, so a last layer has no rows."""
+    made = config(zoo_model(name, folder), moe_stream=True, cache_mb=16, force_cache=True, n=3)
+    made = made.replace(ubatch=ubatch, predict_prefetch=True, predict_log=True)
+    metrics = EngineTarget().run(made, "hello world").metrics
+    control = metrics.predictions["control"]
+    assert control.n_named
+    assert control.n_right == control.n_named

@@ -152,7 +152,8 @@ class Session:
         self._check_prompt(ids, config)
         if self._generation is not None:
             self._generation.end_by("a later generate() of its session")
-        if self._streamer is not None and config.cache_mb != self.config.cache_mb:
+        # Asked for, not changed: what auto came to is no whole number of MiB.
+        if self._streamer is not None and config.cache_mb and "cache_mb" in overrides:
             self._streamer.resize(config)
             config = config.replace(cache_mb=self._streamer.cache_mb)
             self.config = self.config.replace(cache_mb=config.cache_mb)

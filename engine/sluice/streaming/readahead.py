@@ -17,7 +17,7 @@ from sluice.streaming.capture import ROUTER, Capture, logits_layer
 from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertLayout
 from sluice.streaming.reader import SliceReader
-from sluice.streaming.router import RouterCopy, Selection
+from sluice.streaming.router import CORRECTIONS, RouterCopy, Selection
 from sluice.telemetry.metrics import Metrics, ReadCounter
 
 F32 = npt.NDArray[np.float32]
@@ -79,7 +79,8 @@ class ReadAhead:
 
     def keep_input(self) -> None:
         """The router's node is computed: copy its input."""
-        self._kept_input = self._inputs().copy()
+        inputs = self._inputs()
+        self._kept_input = None if inputs is None else inputs.copy()
 
     def passed(self, layer: int) -> None:
         """``layer`` has what it needs: whatever was read ahead for it is like any other now."""
@@ -99,6 +100,9 @@ class ReadAhead:
         if self._runs_routers:
             inputs, self._kept_input = self._kept_input, None
             inputs = self._inputs() if inputs is None else inputs
+            # A router that runs before attention has rows that the last layer then drops.
+            if inputs is not None and len(inputs) != len(selected):
+                inputs = None
         self._predictor.saw(layer, selected, inputs)
         config = self._config
         following = self._following.get(layer)
@@ -143,7 +147,13 @@ class ReadAhead:
         if self._config.prefetch_sync:
             counter.stall_s += self._lanes.wait(jobs)
 
-    def _inputs(self) -> F32:
+    def _inputs(self) -> F32 | None:
+        """float32[rows, n_embd] that the router takes; ``None`` where the pass has no row for it.
+
+        A last layer computes only the rows whose outputs are asked for: none of most of a prompt.
+        """
+        if min(node.shape(self._router_input)) < 1:
+            return None
         values = node.values(self._router_input)
         if values is None or values.dtype != np.float32:
             raise SystemFault(f"{self._path}: the router's input is not float32")
@@ -170,9 +180,13 @@ class ReadAhead:
         return RouterCopy(
             np.asarray(weight, np.float32).reshape(weight.shape[-2:]),
             self._vector(f"blk.{layer}.ffn_gate_inp.bias"),
-            self._vector(f"blk.{layer}.exp_probs_b.bias"),
+            self._correction(layer),
             selection,
         )
+
+    def _correction(self, layer: int) -> F32 | None:
+        named = (self._vector(f"blk.{layer}.{ending}") for ending in CORRECTIONS)
+        return next((vector for vector in named if vector is not None), None)
 
     def _vector(self, name: str) -> F32 | None:
         addresses = self._capture.found.get(name)

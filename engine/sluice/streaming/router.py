@@ -15,6 +15,11 @@ I64 = npt.NDArray[np.int64]
 SOFTMAX, SIGMOID, RAW, SQRT_SOFTPLUS = 1, 2, 3, 4
 """``expert_gating_func`` (``llama_expert_gating_func_type``)."""
 
+CORRECTIONS = ("exp_probs_b.bias", "exp_probs_b")
+"""How the names of a router's corrections end: one architecture leaves the last word out."""
+
+_FIXED_GATING = {"ernie4_5-moe": SOFTMAX}  # its graph corrects, and asks no header
+
 NEAR = 1e-4
 """Scores this close, relative to their spread, count as a tie: our sums have another order."""
 
@@ -30,9 +35,10 @@ class Selection:
     @classmethod
     def of(cls, header: Header) -> Selection:
         """As ``header`` says; sigmoid where it is silent and the model corrects its scores."""
-        corrects = any(name.endswith("exp_probs_b.bias") for name in header.tensors)
+        corrects = any(name.endswith(CORRECTIONS) for name in header.tensors)
+        said = header.number("expert_gating_func", SIGMOID if corrects else SOFTMAX)
         return cls(
-            header.number("expert_gating_func", SIGMOID if corrects else SOFTMAX),
+            _FIXED_GATING.get(header.architecture, said),
             header.number("expert_group_count"),
             header.number("expert_group_used_count"),
         )
@@ -81,6 +87,8 @@ def right(scores: F32, chosen: npt.NDArray[np.int32]) -> int:
     top_k = len(chosen)
     limit = np.partition(scores, len(scores) - top_k)[len(scores) - top_k]
     finite = scores[np.isfinite(scores)]
+    if not finite.size:  # the input was no number
+        return 0
     slack = NEAR * float(finite.max() - finite.min())
     return int(np.count_nonzero(scores[chosen] >= limit - slack))
 

@@ -287,10 +287,9 @@ class Streamer:
         later = self._later.get(layer, frozenset())
         self._wait_for(layer, [part for part in order if part not in later], counter)
         if later:
-            pending = (job for part in later for job in self._pending.get(part, ()))
-            counter.overlapped_bytes += sum(
-                job.read.needed_bytes for job in pending if not job.is_done
-            )
+            # What was read ahead is not of the bytes that were asked for here.
+            jobs = (j for part in later for j in self._pending.get(part, ()) if not j.is_ahead)
+            counter.overlapped_bytes += sum(j.read.needed_bytes for j in jobs)
 
     def _load_all_anew(
         self, tensors: Sequence[ExpertTensor], experts: list[int], counter: ReadCounter

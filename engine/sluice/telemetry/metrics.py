@@ -19,8 +19,8 @@ class ReadCounter:
     Experts that were routed to are ``n_hits`` where they were in the cache, read ahead or not,
     else ``n_misses``; without a cache all are misses. ``n_evicted`` left the cache. ``n_ahead``
     experts of ``ahead_bytes`` were read ahead, ``n_ahead_used`` of them routed to while they
-    were there, ``n_ahead_awaited`` of those still on their way then. ``overlapped_bytes`` were
-    still to be read when compute went on under them.
+    were there, ``n_ahead_awaited`` of those still on their way then. ``overlapped_bytes``
+    were demanded, and not waited for before compute went on.
     """
 
     read_bytes: int = 0

@@ -98,8 +98,8 @@ def _overlapped(m: Metrics) -> str:
     made = m.generated
     demanded = made.read_bytes - made.ahead_bytes
     return (
-        f"overlap: {made.overlapped_bytes / MIB:.1f} of {demanded / MIB:.1f} MiB were still to be"
-        " read when compute went on"
+        f"overlap: {made.overlapped_bytes / MIB:.1f} of {demanded / MIB:.1f} MiB were not waited"
+        " for before compute went on"
     )
 
 

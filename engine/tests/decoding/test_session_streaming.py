@@ -123,3 +123,14 @@ def test_a_session_that_is_refused_leaves_nothing(opened: Open) -> None:
         with pytest.raises(RequestError, match="hit rate of exactly 0"):
             opened(**STREAMED, cache_mb=1, overlap=True)
     assert left() == before
+
+
+def test_what_auto_came_to_can_be_cut_to_whole_mib(opened: Open, prompt: str) -> None:
+    session = opened(**STREAMED, cache_mb="auto")
+    assert session.streamer is not None
+    assert session.streamer.cache is not None
+    assert session.streamer.cache.budget_bytes % MIB  # of the bundled model, all of its experts
+    wanted = session.config.cache_mb
+    assert isinstance(wanted, int)
+    session.generate(prompt, n=2, cache_mb=wanted).run()
+    assert session.streamer.cache.budget_bytes == wanted * MIB

@@ -146,3 +146,20 @@ def test_how_a_model_selects_is_read_from_its_header(header: Header) -> None:
         expert_group_used_count=4,
     )  # fmt: skip
     assert Selection.of(said) == Selection(SOFTMAX, 8, 4)
+
+
+def test_a_correction_may_be_named_without_its_last_word(header: Header) -> None:
+    assert Selection.of(header_of(header, ("blk.1.exp_probs_b",))) == Selection(SIGMOID, 0, 0)
+
+
+@pytest.mark.parametrize("keys", [{}, {"expert_gating_func": SIGMOID}])
+def test_ernie_takes_the_softmax_whatever_it_corrects(header: Header, keys: dict[str, int]) -> None:
+    named = dict(header.metadata) | {"general.architecture": "ernie4_5-moe"}
+    ernie = dataclasses.replace(header, metadata=named)
+    corrected = header_of(ernie, ("blk.1.exp_probs_b.bias",), **keys)
+    assert Selection.of(corrected).gating == SOFTMAX
+
+
+def test_scores_that_are_no_numbers_are_never_right() -> None:
+    scores = np.full(4, np.nan, np.float32)
+    assert right(scores, np.array([0, 1], np.int32)) == 0

@@ -110,6 +110,25 @@ def test_overlap_goes_on_before_the_last_part_is_there(opened: Open, prompt: str
     assert serial.generate(prompt).run().metrics.decode.overlapped_bytes == 0
 
 
+class SlowAhead(Seams):
+    """The down projections that are read ahead are on their way when they are routed to."""
+
+    def lane_reads(self, tensor: str, is_ahead: bool) -> None:
+        if is_ahead and "down_exps" in tensor:
+            threading.Event().wait(0.01)
+
+
+def test_overlap_counts_nothing_that_was_read_ahead(opened: Open) -> None:
+    session = opened(
+        moe_stream=True, overlap=True, cache_mb=7, predict_prefetch=True, io_threads=1, n=40,
+        session={"seams": SlowAhead()},
+    )  # fmt: skip
+    made = session.generate("def main(").run().metrics.decode
+    assert made.n_ahead_awaited
+    # Two of the three parts of what was not read ahead, at the most.
+    assert made.overlapped_bytes < 0.7 * (made.read_bytes - made.ahead_bytes)
+
+
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("changes", [{"prefetch": 2}, {"predict_prefetch": True}], ids=str)
 def test_what_was_read_ahead_is_counted_with_its_use(

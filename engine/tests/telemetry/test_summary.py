@@ -82,7 +82,7 @@ def test_the_cache_overlap_and_read_ahead_have_a_line_each() -> None:
     said = lines(metrics, CACHED.replace(overlap=True, prefetch=1))
     assert said[4:] == [
         "cache: 30/50 experts hit (60.0%), 10 evicted; 63.0 of 64.0 MiB at the most",
-        "overlap: 5.0 of 60.0 MiB were still to be read when compute went on",
+        "overlap: 5.0 of 60.0 MiB were not waited for before compute went on",
         "read ahead: 6/8 experts used (75.0%), 2 of them still on their way; 40.0 MiB",
         "predicted by early router: 31/40 experts right (77.5%)",
         "predicted by control: 0/0 experts right (nothing named)",
