@@ -73,7 +73,7 @@ class ReadAhead:
         layer = logits_layer(node.name(address)) if self._runs_routers else None
         if layer is None:
             return False
-        self._router_input = node.sources(address)[1]
+        self._router_input = node.source(address, 1)
         router = self._capture.routers.get(layer)
         return router is not None and not router.lives
 
