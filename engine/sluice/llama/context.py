@@ -12,6 +12,7 @@ import numpy.typing as npt
 from llama_cpp import llama_cpp as api
 from llama_cpp import llama_cpp_ext as ext
 
+from sluice import interrupts
 from sluice.errors import SystemFault
 from sluice.llama import library
 from sluice.llama.batch import Batch
@@ -63,7 +64,7 @@ class Context:
         self._raised: BaseException | None = None
         self._hook = hook
         self.guard: Guard = nullcontext
-        self.begins: Begins | None = None
+        self.begins: list[Begins] = []
         # The callback object must outlive the context: llama.cpp keeps its address.
         self._callback = api.ggml_backend_sched_eval_callback(self._evaluate) if hook else None
         params = api.llama_context_default_params()
@@ -109,10 +110,12 @@ class Context:
 
         Raises:
             SystemFault: llama.cpp reports a failure; whatever the hook raised comes first.
+            KeyboardInterrupt: of Ctrl-C meanwhile, when nothing is half done.
         """
-        if self.begins is not None:
-            self.begins(tokens, position, outputs, hidden)
-        status = self._decode(tokens, position, outputs=outputs, hidden=hidden)
+        with interrupts.held_back():
+            for begins in self.begins:
+                begins(tokens, position, outputs, hidden)
+            status = self._decode(tokens, position, outputs=outputs, hidden=hidden)
         if status != 0:
             said = library.last_error("no reason given")
             reason = "no free cells in the context" if status == _NO_SLOT else said
@@ -176,6 +179,7 @@ class Context:
             # The callback holds this object, and the hook the streamer's buffers: a cycle would
             # keep them until a collection.
             self._callback = self._hook = None
+            self.begins.clear()
 
     @property
     def handle(self) -> int:
@@ -203,11 +207,14 @@ class Context:
         return status
 
     def _evaluate(self, address: int, ask: bool, _data: ctypes.c_void_p) -> bool:
+        # After an error: yes to "stop here?", and then no to "go on?".
+        if self._raised is not None:
+            return ask
         try:
             return self._hook(address, ask) if self._hook is not None else False
         except BaseException as err:  # ctypes would print and drop it: keep it for decode()
-            self._raised = self._raised or err
-            return False
+            self._raised = err
+            return ask
 
     @staticmethod
     def _row(pointer: ctypes._Pointer[ctypes.c_float], width: int, row: int) -> F32:
