@@ -97,6 +97,11 @@ class Header:
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         return value if isinstance(value, int) else default
 
+    def real(self, key: str, default: float) -> float:
+        """The architecture's own real number ``key``."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        return float(value) if isinstance(value, (int, float)) else default
+
     @property
     def n_nextn(self) -> int:
         """MTP blocks that the file announces (``nextn_predict_layers``)."""

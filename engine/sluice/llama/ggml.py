@@ -22,6 +22,20 @@ class InitParams(ctypes.Structure):
     )
 
 
+class Plan(ctypes.Structure):
+    """``ggml_cplan``."""
+
+    _fields_ = (
+        ("work_size", ctypes.c_size_t),
+        ("work_data", ctypes.c_void_p),
+        ("n_threads", ctypes.c_int),
+        ("threadpool", ctypes.c_void_p),
+        ("abort_callback", ctypes.c_void_p),
+        ("abort_callback_data", ctypes.c_void_p),
+        ("use_ref", ctypes.c_bool),
+    )
+
+
 @functools.cache
 def base() -> ctypes.CDLL:
     """libggml-base with its signatures.
@@ -47,7 +61,13 @@ def base() -> ctypes.CDLL:
         (lib.ggml_mul_mat, pointer, [pointer, pointer, pointer]),
         (lib.ggml_mul_mat_id, pointer, [pointer, pointer, pointer, pointer]),
         (lib.ggml_flash_attn_ext, pointer, [*[pointer] * 5, real, real, real]),
+        (lib.ggml_top_k, pointer, [pointer, pointer, integer]),
+        (lib.ggml_get_rows, pointer, [pointer, pointer, pointer]),
+        (lib.ggml_rms_norm, pointer, [pointer, pointer, real]),
+        (lib.ggml_mul, pointer, [pointer, pointer, pointer]),
         (lib.ggml_new_graph, pointer, [pointer]),
+        (lib.ggml_new_graph_custom, pointer, [pointer, ctypes.c_size_t, ctypes.c_bool]),
+        (lib.ggml_graph_overhead_custom, ctypes.c_size_t, [ctypes.c_size_t, ctypes.c_bool]),
         (lib.ggml_build_forward_expand, None, [pointer, pointer]),
     )
     return lib
@@ -65,7 +85,11 @@ def cpu() -> ctypes.CDLL:
         raise SystemFault("libggml-cpu is not mapped under a name that Sluice knows")
     lib = ctypes.CDLL(str(path))
     pointer = ctypes.c_void_p
-    _declare((lib.ggml_graph_compute_with_ctx, ctypes.c_int, [pointer, pointer, ctypes.c_int]))
+    _declare(
+        (lib.ggml_graph_compute_with_ctx, ctypes.c_int, [pointer, pointer, ctypes.c_int]),
+        (lib.ggml_graph_plan, Plan, [pointer, ctypes.c_int, pointer]),
+        (lib.ggml_graph_compute, ctypes.c_int, [pointer, pointer]),
+    )
     return lib
 
 

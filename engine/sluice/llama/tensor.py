@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,13 @@ _SRC = 152  # ggml_tensor *[10]
 _VIEW_SRC = 232
 _DATA = 248
 _NAME = 256  # char[64]
+_Name = ctypes.c_char * 64  # GGML_MAX_NAME
 _STRUCT_BYTES = 336
 _OBJECT_BYTES = 32  # ggml_object, which stands before every tensor of a context
 _N_SRC = 10  # GGML_MAX_SRC
 _POINTER = struct.Struct("=Q")
 _FOUR = struct.Struct("=4q")
+_EXPERTS = struct.Struct("=6q")
 _DTYPES = {
     ggml.F32: "<f4",
     ggml.F16: "<f2",
@@ -42,12 +44,17 @@ _DTYPES = {
 
 def name(address: int) -> str:
     """The node's name."""
-    return ctypes.string_at(address + _NAME).decode("ascii", "replace")
+    return raw_name(address).decode("ascii", "replace")
 
 
 def name_starts_with(address: int, prefix: bytes) -> bool:
-    """Whether the node's name begins with ``prefix``; the hook's hot path."""
+    """Whether the node's name begins with ``prefix``."""
     return ctypes.string_at(address + _NAME, len(prefix)) == prefix
+
+
+def raw_name(address: int) -> bytes:
+    """The node's name as it stands there: the quickest way to know a node, for the hook."""
+    return _Name.from_address(address + _NAME).value
 
 
 def shape(address: int) -> tuple[int, ...]:
@@ -70,13 +77,23 @@ def rebind(address: int, data_address: int) -> None:
     ctypes.c_uint64.from_address(address + _DATA).value = data_address
 
 
-def bind_experts(address: int, data_address: int, n: int, stride_bytes: int) -> None:
-    """Point weights of experts at ``n`` slices of their size that lie ``stride_bytes`` apart."""
-    rebind(address, data_address)
-    # ne[2], nb[2] and nb[3].
-    ctypes.c_int64.from_address(address + _NE + 16).value = n
-    ctypes.c_size_t.from_address(address + _NB + 16).value = stride_bytes
-    ctypes.c_size_t.from_address(address + _NB + 24).value = n * stride_bytes
+class ExpertWeights:
+    """The weights of a layer's experts at ``address``, to be pointed at slices elsewhere."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        self._struct = (ctypes.c_char * _STRUCT_BYTES).from_address(address)
+        self._last = shape(address)[3]
+        self._element, self._row = strides(address)[:2]
+
+    def bind(self, data_address: int, n: int, stride_bytes: int) -> None:
+        """To ``n`` slices of their size that lie ``stride_bytes`` apart."""
+        # ne[2] to nb[3] stand side by side.
+        _EXPERTS.pack_into(
+            self._struct, _NE + 16,
+            n, self._last, self._element, self._row, stride_bytes, n * stride_bytes,
+        )  # fmt: skip
+        _POINTER.pack_into(self._struct, _DATA, data_address)
 
 
 def source(address: int, index: int) -> int:
@@ -97,37 +114,44 @@ class Ids:
     """
 
     def __init__(self, rows: int, top_k: int) -> None:
-        self._values = np.zeros(rows * top_k, np.int32)
+        self._values = (ctypes.c_int32 * (rows * top_k))()
         self._struct = ctypes.create_string_buffer(_STRUCT_BYTES)
         self.address = ctypes.addressof(self._struct)
+        self._originals: dict[int, int] = {}  # by node
 
     def stand_in_for(self, node_address: int, index: int) -> None:
         """Become source ``index`` of a node, with that source's type, buffer and flags."""
         original = source(node_address, index)
         if original == self.address:  # a graph that is used again
             return
+        self._originals[node_address] = original
         ne, nb = shape(self.address), strides(self.address)
         ctypes.memmove(self.address, original, _STRUCT_BYTES)
         _FOUR.pack_into(self._struct, _NE, *ne)
         _FOUR.pack_into(self._struct, _NB, *nb)
         _POINTER.pack_into(self._struct, _VIEW_SRC, 0)
-        _POINTER.pack_into(self._struct, _DATA, self._values.ctypes.data)
+        _POINTER.pack_into(self._struct, _DATA, ctypes.addressof(self._values))
         set_source(node_address, index, self.address)
 
-    def fill(self, ids: npt.NDArray[np.int32]) -> None:
-        """Hold ``ids``, int32[rows, top_k].
+    def give_way(self, node_address: int, index: int) -> None:
+        """Leave a node's source ``index`` to what was there, if it is ours."""
+        if source(node_address, index) == self.address:
+            set_source(node_address, index, self._originals[node_address])
+
+    def fill(self, ids: Sequence[int], top_k: int) -> None:
+        """Hold ``ids``, ``top_k`` of each row after those of the row before.
 
         Raises:
             SystemFault: they are more than there is room for.
         """
-        rows, top_k = ids.shape
-        if ids.size > self._values.size:
+        n, rows = len(ids), len(ids) // top_k
+        if n > len(self._values):
             raise SystemFault(
-                f"a pass routes {rows} rows to {top_k} experts each, {ids.size} ids, and there is"
-                f" room for {self._values.size}; use --cache-memory pages"
+                f"a pass routes {rows} rows to {top_k} experts each, {n} ids, and there is"
+                f" room for {len(self._values)}; use --cache-memory pages"
             )
-        self._values[: ids.size] = ids.ravel()
-        row, whole = 4 * top_k, 4 * ids.size
+        self._values[:n] = list(ids)
+        row, whole = 4 * top_k, 4 * n
         _FOUR.pack_into(self._struct, _NE, top_k, rows, 1, 1)
         _FOUR.pack_into(self._struct, _NB, 4, row, whole, whole)
 
@@ -135,6 +159,11 @@ class Ids:
 def sources(address: int) -> list[int]:
     """Addresses of the sources that are set, in order."""
     return [a for a in _sources(address) if a]
+
+
+def type_number(address: int) -> int:
+    """The element type, a ``ggml_type``."""
+    return _number(address, _TYPE)
 
 
 def type_name(address: int) -> str:
@@ -161,6 +190,26 @@ def values(address: int) -> npt.NDArray[np.generic] | None:
     return np.ndarray(ne[::-1], dtype=dtype, buffer=memory, strides=nb[::-1])
 
 
+def rows(address: int, *, most: int) -> npt.NDArray[np.float32] | None:
+    """The rows of a matrix, float32[n, elements a row]: a copy; ``None`` where 0 or over ``most``.
+
+    Further dimensions are rows, too.
+
+    Raises:
+        SystemFault: the values are no float32.
+    """
+    ne, nb = shape(address), strides(address)
+    n = ne[1] * ne[2] * ne[3]
+    if not (0 < n <= most and ne[0] > 0):
+        return None
+    if _number(address, _TYPE) != ggml.F32:
+        raise SystemFault(f"{name(address)}: its values are {type_name(address)}, not float32")
+    if nb != (4, 4 * ne[0], 4 * ne[0] * ne[1], 4 * ne[0] * ne[1] * ne[2]):
+        return np.array(values(address), np.float32).reshape(n, ne[0])
+    copy = ctypes.string_at(data(address), 4 * ne[0] * n)
+    return np.frombuffer(copy, np.float32).reshape(n, ne[0])
+
+
 def _sources(address: int) -> list[int]:
     raw = ctypes.string_at(address + _SRC, 8 * _N_SRC)
     return [a for (a,) in _POINTER.iter_unpack(raw)]
@@ -175,7 +224,7 @@ def _number(address: int, offset: int) -> int:
 
 
 def routing(address: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """The routed experts of ``ffn_moe_topk``: a strided int32 view of [rows, top_k].
+    """The routed experts of ``ffn_moe_topk``, a strided view of int32[rows, top_k]; a copy.
 
     Returns:
         The ids gathered row by row, int32[rows, top_k], and what a reader that took the view
@@ -188,11 +237,11 @@ def routing(address: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
         empty: npt.NDArray[np.int32] = np.empty((0, top_k), np.int32)
         return empty, empty
     size = (rows - 1) * row_bytes + 4 * top_k
-    memory = memoryview((ctypes.c_char * size).from_address(begin)).cast("B")
+    copy = ctypes.string_at(begin, size)
     view: npt.NDArray[np.int32] = np.ndarray(
-        (rows, top_k), dtype=np.int32, buffer=memory, strides=(row_bytes, 4)
+        (rows, top_k), dtype=np.int32, buffer=copy, strides=(row_bytes, 4)
     )
-    flat: npt.NDArray[np.int32] = np.ndarray((rows, top_k), dtype=np.int32, buffer=memory)
+    flat: npt.NDArray[np.int32] = np.ndarray((rows, top_k), dtype=np.int32, buffer=copy)
     return view, flat
 
 

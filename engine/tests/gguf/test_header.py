@@ -12,7 +12,7 @@ from gguf import GGUFReader
 from sluice.errors import ModelError
 from sluice.gguf.header import ARRAY_KEPT, Header, read_header
 
-U32, STRING, ARRAY = 4, 8, 9
+U32, F32_VALUE, STRING, ARRAY = 4, 6, 8, 9
 F32, Q8_0 = 0, 8
 
 
@@ -82,6 +82,21 @@ def test_the_smallest_gguf_is_read(write: Callable[[bytes], Path]) -> None:
     (info,) = found.tensors.values()
     assert (info.shape, info.type_name, info.size_bytes) == ((32, 2), "F32", 256)
     assert info.offset == -(-found.files[0].header_bytes // 32) * 32
+
+
+def test_a_real_number(write: Callable[[bytes], Path]) -> None:
+    keys = [
+        key("a.epsilon", F32_VALUE, struct.pack("<f", 0.5)),
+        key("a.whole", U32, struct.pack("<I", 7)),
+        key("a.words", STRING, text("7")),
+        key("b.other", F32_VALUE, struct.pack("<f", 3)),
+    ]
+    found = read_header(write(gguf([*GOOD, *keys], ONE)))
+    assert found.real("epsilon", 2.0) == 0.5
+    whole = found.real("whole", 2.0)
+    assert (whole, type(whole)) == (7.0, float)
+    assert found.real("words", 2.0) == 2.0
+    assert found.real("other", 2.0) == 2.0  # of another architecture
 
 
 def test_every_tensor_is_where_the_gguf_package_finds_it(header: Header) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 
 import numpy as np
@@ -129,9 +130,11 @@ def test_a_matmul_from_slots_is_the_same_bytes(
     memory = in_slots(weights, slots.tolist(), stride)
     low, high = int(slots[ids].min()), int(slots[ids].max())
     standin = tensor.Ids(n_rows, 2)
-    standin.fill(slots[ids] - low)
+    standin.fill((slots[ids] - low).ravel().tolist(), 2)
     begin = memory.ctypes.data + low * stride
-    tensor.bind_experts(matmul.weight, begin, high - low + 1, stride)
+    weights_at = tensor.ExpertWeights(matmul.weight)
+    weights_at.bind(begin, high - low + 1, stride)
+    assert tensor.data(matmul.weight) == begin
     assert tensor.shape(matmul.weight)[2] == high - low + 1
     assert tensor.strides(matmul.weight)[2:] == (stride, (high - low + 1) * stride)
     for threads in (1, 2):
@@ -142,8 +145,9 @@ def test_a_matmul_from_slots_is_the_same_bytes(
         assert matmul.compute(node, threads) == right
     # The experts' own numbers would take other slots, or what nobody has put there.
     if n_rows < 64:
-        tensor.set_source(node, 2, matmul.ids)
-        tensor.bind_experts(matmul.weight, memory.ctypes.data, 41, stride)
+        standin.give_way(node, 2)
+        assert tensor.source(node, 2) == matmul.ids
+        weights_at.bind(memory.ctypes.data, 41, stride)
         assert matmul.compute(node) != right
 
 
@@ -153,12 +157,13 @@ def test_a_graph_that_is_used_again_keeps_the_stand_in(graph: Graph) -> None:
     matmul = Matmul(graph, Type.Q8_0, ids)
     right = matmul.compute(matmul.node)
     standin = tensor.Ids(4, 2)
+    weights_at = tensor.ExpertWeights(matmul.weight)
     node = matmul.again()
     for moved in (np.array([3, 1, 0, 2, 5, 4], np.int32), np.arange(6, dtype=np.int32)[::-1]):
         stride = experts(Type.Q8_0).shape[1]
         memory = in_slots(experts(Type.Q8_0), moved.tolist(), stride)
-        standin.fill(moved[ids])
-        tensor.bind_experts(matmul.weight, memory.ctypes.data, N_EXPERT, stride)
+        standin.fill(moved[ids].ravel().tolist(), 2)
+        weights_at.bind(memory.ctypes.data, N_EXPERT, stride)
         standin.stand_in_for(node, 2)
         assert matmul.compute(node) == right
 
@@ -167,7 +172,7 @@ def test_a_stand_in_is_like_what_it_stands_for(graph: Graph) -> None:
     matmul = Matmul(graph, Type.F32, routed(3, 2))
     graph.base.ggml_set_name(matmul.ids, b"ffn_moe_topk-0")
     standin = tensor.Ids(5, 4)
-    standin.fill(np.array([[5, 4], [3, 2], [1, 0]], np.int32))
+    standin.fill([5, 4, 3, 2, 1, 0], 2)
     standin.stand_in_for(matmul.node, 2)
     assert tensor.name(standin.address) == "ffn_moe_topk-0"
     assert tensor.type_name(standin.address) == "i32"
@@ -175,7 +180,7 @@ def test_a_stand_in_is_like_what_it_stands_for(graph: Graph) -> None:
     assert tensor.strides(standin.address) == tensor.strides(matmul.ids)
     view, _ = tensor.routing(standin.address)
     assert view.tolist() == [[5, 4], [3, 2], [1, 0]]
-    standin.fill(np.array([[7, 8, 9, 6]], np.int32))
+    standin.fill([7, 8, 9, 6], 4)
     view, _ = tensor.routing(standin.address)
     assert view.tolist() == [[7, 8, 9, 6]]
     assert tensor.routing(matmul.ids)[0].tolist() == routed(3, 2).tolist()
@@ -183,9 +188,9 @@ def test_a_stand_in_is_like_what_it_stands_for(graph: Graph) -> None:
 
 def test_more_ids_than_there_is_room_for_are_a_fault() -> None:
     standin = tensor.Ids(2, 2)
-    standin.fill(np.zeros((1, 4), np.int32))
+    standin.fill([0] * 4, 4)
     with pytest.raises(SystemFault, match=r"3 rows to 2 experts each, 6 ids, .* room for 4; use"):
-        standin.fill(np.zeros((3, 2), np.int32))
+        standin.fill([0] * 6, 2)
 
 
 def test_sources_are_read_and_set_one_by_one(graph: Graph) -> None:
@@ -196,3 +201,92 @@ def test_sources_are_read_and_set_one_by_one(graph: Graph) -> None:
     other = graph.tensor(ggml.I32, 2, 1)
     tensor.set_source(matmul.node, 2, other)
     assert tensor.sources(matmul.node) == [matmul.weight, matmul.inputs, other]
+
+
+def test_a_stand_in_gives_way_only_where_it_stands(graph: Graph) -> None:
+    """And a second pass of the same graph finds it where it was put back."""
+    matmul = Matmul(graph, Type.F32, routed(2, 2))
+    other = matmul.again()
+    standin = tensor.Ids(2, 2)
+    standin.fill([0] * 4, 2)
+    standin.give_way(other, 2)
+    assert tensor.source(other, 2) == matmul.ids
+    standin.stand_in_for(matmul.node, 2)
+    standin.stand_in_for(matmul.node, 2)  # used again: the original is not forgotten
+    standin.give_way(matmul.node, 2)
+    assert tensor.source(matmul.node, 2) == matmul.ids
+    standin.stand_in_for(matmul.node, 2)
+    assert tensor.source(matmul.node, 2) == standin.address
+
+
+def test_what_is_routed_is_a_copy(graph: Graph) -> None:
+    """A stand-in, or the next graph, may write there while the ids are still in use."""
+    ids = routed(3, 2)
+    matmul = Matmul(graph, Type.F32, ids)
+    view, flat = tensor.routing(matmul.ids)
+    graph.fill(matmul.ids, bytes(ids.nbytes))
+    assert view.tolist() == flat.tolist() == ids.tolist()
+    assert tensor.routing(matmul.ids)[0].tolist() == [[0, 0]] * 3
+
+
+def test_rows_are_a_copy(graph: Graph) -> None:
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    matrix = graph.tensor(ggml.F32, 4, 3)
+    graph.fill(matrix, values.tobytes())
+    found = tensor.rows(matrix, most=3)
+    assert found is not None
+    graph.fill(matrix, bytes(values.nbytes))
+    assert found.dtype == np.float32
+    assert np.array_equal(found, values)
+
+
+def test_rows_that_are_too_many_or_none(graph: Graph) -> None:
+    assert tensor.rows(graph.tensor(ggml.F32, 4, 3), most=2) is None
+    assert tensor.rows(graph.tensor(ggml.F32, 4, 2, 2), most=3) is None
+    assert tensor.rows(graph.tensor(ggml.F32, 4, 0), most=2) is None
+    assert tensor.rows(graph.tensor(ggml.F16, 4, 3), most=2) is None
+
+
+def test_further_dimensions_are_rows(graph: Graph) -> None:
+    values = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
+    matrix = graph.tensor(ggml.F32, 4, 2, 3)
+    graph.fill(matrix, values.tobytes())
+    found = tensor.rows(matrix, most=6)
+    assert found is not None
+    assert np.array_equal(found, values.reshape(6, 4))
+
+
+def test_rows_with_gaps_between_them(graph: Graph) -> None:
+    values = np.arange(24, dtype=np.float32).reshape(3, 8)
+    whole = graph.tensor(ggml.F32, 8, 3)
+    graph.fill(whole, values.tobytes())
+    half = graph.tensor(ggml.F32, 4, 3)
+    for dimension, step in ((1, 32), (2, 96), (3, 96)):
+        ctypes.c_int64.from_address(half + tensor._NB + 8 * dimension).value = step
+    tensor.rebind(half, tensor.data(whole))
+    found = tensor.rows(half, most=3)
+    assert found is not None
+    graph.fill(whole, bytes(values.nbytes))
+    assert np.array_equal(found, values[:, :4])
+
+
+def test_rows_of_another_type_are_a_fault(graph: Graph) -> None:
+    with pytest.raises(SystemFault, match=r"its values are f16, not float32"):
+        tensor.rows(graph.tensor(ggml.F16, 4, 3), most=3)
+
+
+def test_a_name_as_it_stands_there(graph: Graph) -> None:
+    one = graph.tensor(ggml.F32, 4)
+    assert tensor.raw_name(one) == b""
+    graph.base.ggml_set_name(one, b"ffn_moe_topk-12")
+    assert tensor.raw_name(one) == b"ffn_moe_topk-12"
+    graph.base.ggml_set_name(one, b"norm")  # no rest of the longer one
+    assert tensor.raw_name(one) == b"norm"
+    assert tensor.name(one) == "norm"
+    graph.base.ggml_set_name(one, b"n" * 100)
+    assert tensor.raw_name(one) == b"n" * 63
+
+
+@pytest.mark.parametrize("kind", [Type.F32, Type.F16, Type.I32, Type.Q8_0, Type.Q4_K])
+def test_the_number_of_a_type(graph: Graph, kind: Type) -> None:
+    assert tensor.type_number(graph.tensor(int(kind), N_COLS, 2)) == kind

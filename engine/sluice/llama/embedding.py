@@ -1,0 +1,66 @@
+"""Tokens' embeddings under a layer's norm: what its router would take if nothing came before."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.errors import SystemFault
+from sluice.llama import ggml, tensor
+from sluice.llama.repeated import Buffer, RepeatedGraph
+
+F32 = npt.NDArray[np.float32]
+
+
+class NormedEmbedding:
+    """``rms_norm(table[token]) * norm``.
+
+    Args:
+        table: address of the embedding's weight, of any type that ggml takes rows from.
+        norm: address of a norm's weight, float32[n_embd].
+        epsilon: of the norm.
+    """
+
+    def __init__(self, table: int, norm: int, epsilon: float) -> None:
+        self._table, self._norm, self._epsilon = table, norm, epsilon
+        self._n_embd, self._n_vocab = tensor.shape(table)[:2]
+        self._graphs: dict[int, _Graph] = {}  # by number of rows
+
+    def rows(self, tokens: Sequence[int]) -> F32:
+        """float32[n, n_embd]: a copy.
+
+        Raises:
+            SystemFault: a token that the table has no row for.
+        """
+        n = len(tokens)
+        if min(tokens) < 0 or max(tokens) >= self._n_vocab:
+            raise SystemFault(f"tokens {list(tokens)}: the embedding has {self._n_vocab} rows")
+        graph = self._graphs.get(n)
+        if graph is None:
+            graph = _Graph(self._table, self._norm, self._epsilon, n)
+            self._graphs[n] = graph
+        graph.tokens.fill(struct.pack(f"={n}i", *tokens))
+        graph.compute()
+        return np.frombuffer(bytes(graph.out.raw), np.float32).reshape(n, self._n_embd)
+
+    def close(self) -> None:
+        """Free what it computes with."""
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+
+
+class _Graph(RepeatedGraph):
+    def __init__(self, table: int, norm: int, epsilon: float, n: int) -> None:
+        super().__init__()
+        n_embd, n_vocab = tensor.shape(table)[:2]
+        self.tokens, self.out = Buffer(4 * n), Buffer(4 * n * n_embd)
+        rows = self.tensor(tensor.type_number(table), n_embd, n_vocab, tensor.data(table))
+        ids = self.tensor(ggml.I32, n, 1, self.tokens.address)
+        weight = self.tensor(ggml.F32, n_embd, 1, tensor.data(norm))
+        taken = self.node(self.base.ggml_get_rows, rows, ids, into=Buffer(4 * n * n_embd))
+        normed = self.node(self.base.ggml_rms_norm, taken, epsilon, into=Buffer(4 * n * n_embd))
+        self.build(self.node(self.base.ggml_mul, normed, weight, into=self.out))

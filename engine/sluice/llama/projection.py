@@ -1,0 +1,79 @@
+"""Rows times a weight of the model, and the order of what comes out."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.errors import SystemFault
+from sluice.llama import ggml
+from sluice.llama.repeated import Buffer, RepeatedGraph
+
+F32 = npt.NDArray[np.float32]
+Weight = npt.NDArray[np.float32] | npt.NDArray[np.float16]
+_TYPES = {np.dtype(np.float32): ggml.F32, np.dtype(np.float16): ggml.F16}
+
+
+class Projection:
+    """The transpose of ``weight``, to be multiplied by rows.
+
+    Args:
+        weight: float32 or float16[n_out, n_in], contiguous; kept.
+
+    Raises:
+        SystemFault: it is something else.
+    """
+
+    def __init__(self, weight: Weight) -> None:
+        if weight.dtype not in _TYPES or not weight.flags.c_contiguous:
+            raise SystemFault("a projection takes contiguous weights, float32 or float16")
+        self._weight = weight
+        self._graphs: dict[tuple[int, int], _Graph] = {}  # by rows, and how many are the largest
+
+    def scores(self, rows: F32) -> F32:
+        """float32[n, n_out] of float32[n, n_in]: a view that the next call overwrites."""
+        graph = self._computed(rows, 0)
+        scores: F32 = np.frombuffer(memoryview(graph.scores.raw), np.float32)
+        return scores.reshape(len(rows), -1)
+
+    def largest(self, rows: F32, n: int) -> list[list[int]]:
+        """The ``n`` outputs that are largest in each row, the largest first."""
+        graph = self._computed(rows, min(n, len(self._weight)))  # ggml aborts on more
+        return [graph.largest_of(row) for row in range(len(rows))]
+
+    def close(self) -> None:
+        """Free what it computes with."""
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+
+    def _computed(self, rows: F32, n: int) -> _Graph:
+        graph = self._graphs.get((len(rows), n))
+        if graph is None:
+            graph = self._graphs[len(rows), n] = _Graph(self._weight, len(rows), n)
+        graph.rows.fill(rows.tobytes())
+        graph.compute()
+        return graph
+
+
+class _Graph(RepeatedGraph):
+    def __init__(self, weight: Weight, n_rows: int, n: int) -> None:
+        super().__init__()
+        n_out, n_in = weight.shape
+        self.rows = Buffer(4 * n_rows * n_in)
+        self.scores, chosen = Buffer(4 * n_rows * n_out), Buffer(4 * n_rows * n)
+        matrix = self.tensor(_TYPES[weight.dtype], n_in, n_out, weight.ctypes.data)
+        rows = self.tensor(ggml.F32, n_in, n_rows, self.rows.address)
+        scores = self.node(self.base.ggml_mul_mat, matrix, rows, into=self.scores)
+        self.build(self.node(self.base.ggml_top_k, scores, n, into=chosen) if n else scores)
+        # Not arrays: Python is quicker with so few values.
+        self._scores = memoryview(self.scores.raw).cast("B").cast("f")
+        self._chosen = memoryview(chosen.raw).cast("B").cast("i")
+        self._n, self._n_out = n, n_out
+
+    def largest_of(self, row: int) -> list[int]:
+        """What ``top_k`` gives in no order, in order."""
+        chosen = self._chosen[self._n * row : self._n * (row + 1)].tolist()
+        scores = self._scores[self._n_out * row : self._n_out * (row + 1)]
+        chosen.sort(key=scores.__getitem__, reverse=True)
+        return chosen

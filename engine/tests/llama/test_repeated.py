@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from sluice.errors import SystemFault
+from sluice.llama import ggml, library, tensor
+from sluice.llama.repeated import Buffer, RepeatedGraph
+
+
+@pytest.fixture
+def graph() -> Iterator[RepeatedGraph]:
+    library.start()
+    one = RepeatedGraph()
+    yield one
+    one.close()
+
+
+def values(buffer: Buffer) -> list[float]:
+    return np.frombuffer(bytes(buffer.raw), np.float32).tolist()
+
+
+def raw(*numbers: float) -> bytes:
+    return np.array(numbers, np.float32).tobytes()
+
+
+def test_a_buffer_is_zeros_until_it_is_filled() -> None:
+    buffer = Buffer(12)
+    assert values(buffer) == [0, 0, 0]
+    buffer.fill(raw(1, 2))
+    assert values(buffer) == [1, 2, 0]
+    buffer.fill(raw(4, 5, 6))
+    assert values(buffer) == [4, 5, 6]
+
+
+def test_more_than_a_buffer_holds_is_refused() -> None:
+    buffer = Buffer(8)
+    with pytest.raises(ValueError, match="9 bytes for a buffer of 8"):
+        buffer.fill(bytes(9))
+    assert values(buffer) == [0, 0]
+
+
+def test_computed_again_with_what_is_in_the_buffers_by_then(graph: RepeatedGraph) -> None:
+    left, right, out, between = (Buffer(12) for _ in range(4))
+    a = graph.tensor(ggml.F32, 3, 1, left.address)
+    b = graph.tensor(ggml.F32, 3, 1, right.address)
+    assert tensor.data(a) == left.address
+    product = graph.node(graph.base.ggml_mul, a, b, into=between)
+    graph.build(graph.node(graph.base.ggml_mul, product, b, into=out))
+    for i in range(1, 4):
+        left.fill(raw(1, 2, i))
+        right.fill(raw(i, 3, -1))
+        graph.compute()
+        assert values(out) == [i * i, 18, i]
+        assert values(between) == [i, 6, -i]
+    assert values(left) == [1, 2, 3]
+
+
+def test_a_result_that_does_not_fit_is_a_fault(graph: RepeatedGraph) -> None:
+    given = Buffer(12)
+    a = graph.tensor(ggml.F32, 3, 1, given.address)
+    with pytest.raises(SystemFault, match="too little memory"):
+        graph.node(graph.base.ggml_mul, a, a, into=Buffer(8))
+
+
+def test_a_failure_of_ggml_is_a_fault(graph: RepeatedGraph) -> None:
+    given, out = Buffer(12), Buffer(12)
+    a = graph.tensor(ggml.F32, 3, 1, given.address)
+    graph.build(graph.node(graph.base.ggml_mul, a, a, into=out))
+
+    class Failing:
+        @staticmethod
+        def ggml_graph_compute(_graph: int, _plan: object) -> int:
+            return -1
+
+    graph._cpu = Failing()  # type: ignore[assignment]
+    with pytest.raises(SystemFault, match="returned -1"):
+        graph.compute()
+
+
+def test_no_memory_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    library.start()
+
+    class Empty:
+        @staticmethod
+        def ggml_graph_overhead_custom(_n: int, _grads: bool) -> int:
+            return 0
+
+        @staticmethod
+        def ggml_init(_params: object) -> None:
+            return None
+
+    monkeypatch.setattr(ggml, "base", Empty)
+    with pytest.raises(SystemFault, match="no memory"):
+        RepeatedGraph()
