@@ -130,6 +130,12 @@ class Config:
         "Take a --cache-mb that is too small to be of use.",
         group="cache",
     )
+    cache_fill: bool = described(
+        False,
+        "--cache-fill",
+        "Read experts into the cache at load, as many as it has room for.",
+        group="cache",
+    )
     cache_memory: CacheMemory = described(
         "auto",
         "--cache-memory",
@@ -144,6 +150,12 @@ class Config:
         "What is not streamed: read into memory of our own (anon), left mapped and paged in at"
         " load (warm), or left mapped (mmap).",
         choices=get_args(DenseWeights),
+        group="streaming",
+    )
+    kernel_reads: bool = described(
+        True,
+        "--kernel-reads/--no-kernel-reads",
+        "Hand reads that run under compute over to the kernel (Linux AIO) in the place of lanes.",
         group="streaming",
     )
     overlap: bool = described(

@@ -8,7 +8,7 @@ through; the gates' fault modules override a method or two at a time and show th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,8 @@ class Nodes:
 class Seams:
     """Pass-through hooks; see the method names for where they sit."""
 
+    is_passive: ClassVar[bool] = False  # replaces methods, and still changes nothing
+
     def nodes(self) -> Nodes | None:
         """What looks at the graph's nodes, or writes into them; asked for once a session."""
         return None
@@ -63,6 +65,10 @@ class Seams:
     def lane_has_read(self, tensor: str, is_ahead: bool) -> None:
         """Called in a lane when it has read, before anyone is told."""
 
+    def hands_over(self, tensor: str, is_ahead: bool) -> bool:
+        """Whether the kernel is given a read that it is to perform; else it counts as done."""
+        return True
+
     def waits(self, layer: int, part: str) -> bool:
         """Whether a part's reads are waited for before the matmul that takes them."""
         return True
@@ -82,6 +88,10 @@ class Seams:
     def spares_shared_page(self) -> bool:
         """Whether eviction keeps a page that a resident neighbour has a part of."""
         return True
+
+    def takes_for_whole(self, layer: int, is_whole: bool) -> bool:
+        """Whether a layer computes from here on as if it were resident."""
+        return is_whole
 
     def routing(self, selected: npt.NDArray[np.int32], flat: npt.NDArray[np.int32]) -> Any:
         """Routed experts of one layer, int32[rows, top_k].
@@ -114,6 +124,12 @@ class Seams:
     def logits_row(self, row: int, n_rows: int) -> int:
         """Which row of a verify decode the next token is chosen from."""
         return row
+
+
+def acts(seams: Seams, *names: str) -> bool:
+    """Whether ``seams`` may change something in a method of ``names``: no shorter way, then."""
+    mine = type(seams)
+    return not mine.is_passive and any(getattr(mine, n) is not getattr(Seams, n) for n in names)
 
 
 class Drafter:

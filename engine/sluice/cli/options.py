@@ -28,7 +28,7 @@ _OPEN_ENDED = (INT32_MAX, SEED_MAX)  # limits of a type, not worth a word in the
 
 _OF_MTP = ("draft", "draft_min", "mtp_p_min", "catch_up")
 _OF_STREAMING = ("io_threads", "odirect", "dense_weights")
-_OF_CACHE = ("force_cache", "cache_memory")
+_OF_CACHE = ("force_cache", "cache_fill", "cache_memory")
 _OF_AUTO = ("cache_floor_mb", "cache_ceil_mb")
 _OF_AHEAD = ("prefetch_sync",)
 _OF_SAMPLING = ("top_k", "top_p", "seed")
@@ -82,6 +82,8 @@ def idle_flags(config: Config) -> list[str]:
     idle += [] if config.cache_mb == "auto" else [(name, "--cache-mb auto") for name in _OF_AUTO]
     is_ahead = config.prefetch or config.predict_prefetch
     idle += [] if is_ahead else [(name, "--prefetch or --predict-prefetch") for name in _OF_AHEAD]
+    is_busy = is_ahead or config.overlap
+    idle += [] if is_busy else [("kernel_reads", "--overlap, --prefetch or --predict-prefetch")]
     idle += [] if config.predict_prefetch else [("predict_spec_max", "--predict-prefetch")]
     idle += [] if config.temp > 0 else [(name, "--temp above 0") for name in _OF_SAMPLING]
     return [

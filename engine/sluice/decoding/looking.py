@@ -25,6 +25,7 @@ class Looking:
         self._is_head = is_head
         self._inner = inner
         self._decoding = False
+        self._wanted: set[int] = set()  # by the inner hook, of the nodes to be computed
 
     def begins(
         self,
@@ -35,18 +36,22 @@ class Looking:
     ) -> None:
         """See :meth:`Nodes.begins`."""
         self._decoding = True
+        self._wanted.clear()
         for looker in self._nodes:
             looker.begins(self._is_head, tokens, position, outputs, hidden)
 
     def hook(self, address: int, ask: bool) -> bool:
         """See :data:`EvalHook`."""
-        wanted = self._inner is not None and self._inner(address, True)
+        if ask and self._inner is not None and self._inner(address, True):
+            self._wanted.add(address)
+        wanted = address in self._wanted
         if not self._decoding:  # a capture pass: nothing is computed, and nobody may want it
             return wanted
         lookers = [looker for looker in self._nodes if looker.wants(self._is_head, address)]
         if ask:
             return wanted or bool(lookers)
         if wanted and self._inner is not None:
+            self._wanted.remove(address)
             self._inner(address, False)
         for looker in lookers:
             looker.computed(self._is_head, address)

@@ -56,7 +56,8 @@ class Session:
         drafter: replaces the head as the source of drafts (tests).
         nodes: looks at every graph node (triage).
         progress: called with (stage, done, total); stages are ``load``, ``dense`` (the dense
-            weights of a streamed model come into memory, in MiB) and ``prefill``.
+            weights of a streamed model come into memory, in MiB), ``experts`` (the cache is
+            filled) and ``prefill``.
         warn: receives one-line warnings; by default they are dropped.
 
     Raises:
@@ -226,7 +227,7 @@ class Session:
 
     def _context(self, *, is_head: bool = False, **shape: Any) -> Context:
         streamer = self._streamer
-        hook = partial(streamer.hook, is_head) if streamer is not None else None
+        hook = streamer.hook(is_head=is_head) if streamer is not None else None
         looking = Looking(self._nodes, is_head, hook) if self._nodes else None
         context = Context(
             self._model,
@@ -240,8 +241,10 @@ class Session:
             hook=looking.hook if looking is not None else hook,
         )
         self._closing.callback(context.close)
+        if streamer is not None and not is_head:
+            context.begins.append(streamer.begins)
         if looking is not None:
-            context.begins = looking.begins
+            context.begins.append(looking.begins)
         return context
 
     def _guard(self, guard: Guard) -> None:

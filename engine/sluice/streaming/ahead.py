@@ -1,18 +1,19 @@
 """What to read ahead: the experts that a layer will probably route to, and how often that is right.
 
-Two predictors: the previous token's experts of the same layer, and the next layer's router run
-early on this layer's input. A third one is the control: a layer's router on its own input, which
-must be right every time.
+Two predictors: the previous token's experts of the same layer, and the layer's router run early,
+on the input of the layer before, the first layer's on the tokens' embeddings. A third one is the
+control: a layer's router on its own input, which must be right every time.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from sluice.streaming.router import RouterCopy, best, right
+from sluice.streaming.router import RouterCopy, right
 from sluice.telemetry.metrics import Predictions
 
 F32 = npt.NDArray[np.float32]
@@ -39,7 +40,7 @@ class Predictor:
         self._routers = routers
         self._following = following
         self._previous: dict[int, Rows] = {}
-        self._early: dict[int, F32] = {}
+        self._early: dict[int, list[list[int]]] = {}
 
     def saw(self, layer: int, selected: Rows, inputs: F32 | None) -> None:
         """A pass has routed.
@@ -54,8 +55,12 @@ class Predictor:
             self._early.pop(layer, None)
             following = self._following.get(layer)
             if following is not None and following in self._routers and inputs is not None:
-                self._early[following] = self._routers[following].scores(inputs)
-        self._previous[layer] = np.array(selected[-1])
+                self.early(following, inputs, selected.shape[1])
+        self._previous[layer] = selected[-1].copy()
+
+    def early(self, layer: int, inputs: F32, top_k: int) -> None:
+        """Run ``layer``'s router on ``inputs``, float32[rows, n_embd], before its turn."""
+        self._early[layer] = self._routers[layer].choose(inputs, top_k)
 
     def forget(self) -> None:
         """A new sequence begins."""
@@ -67,14 +72,16 @@ class Predictor:
         found = self._previous.get(layer)
         return [] if found is None else [int(e) for e in found]
 
-    def by_early_router(self, layer: int, top_k: int) -> list[int]:
-        """What ``layer``'s router names on the input of the layer before, the likeliest first."""
-        scores = self._early.get(layer)
-        if scores is None:
-            return []
-        # Column by column: every row's first choice comes before any row's second.
-        named = best(scores, top_k).T.ravel()
-        return list(dict.fromkeys(int(e) for e in named))
+    def by_early_router(self, layer: int) -> list[int]:
+        """What ``layer``'s router named when it was run early, the likeliest first."""
+        named = self._early.get(layer, [])
+        # Every row's first choice comes before any row's second.
+        return list(dict.fromkeys(itertools.chain.from_iterable(zip(*named, strict=True))))
+
+    def close(self) -> None:
+        """Free what the routers compute with."""
+        for router in self._routers.values():
+            router.close()
 
     def _count(self, layer: int, selected: Rows, inputs: F32 | None) -> None:
         if self.counts is None:
@@ -86,8 +93,8 @@ class Predictor:
             previous = row
         early = self._early.get(layer)
         if early is not None and len(early) == len(selected):
-            for row, scores in zip(selected, early, strict=True):
-                self._add(EARLY, row, len(np.intersect1d(row, best(scores[None], len(row)))))
+            for row, named in zip(selected, early, strict=True):
+                self._add(EARLY, row, len(np.intersect1d(row, named)))
         own = self._routers.get(layer)
         if own is not None and inputs is not None:
             for row, scores in zip(selected, own.scores(inputs), strict=True):

@@ -163,7 +163,15 @@ class Arena:
 
 
 def chunked_reads(
-    name: str, view: memoryview, at: int, offset: int, size: int, shard: int, alignment: int
+    name: str,
+    view: memoryview,
+    at: int,
+    offset: int,
+    size: int,
+    shard: int,
+    alignment: int,
+    *,
+    is_fresh: bool = True,
 ) -> list[Read]:
     """The reads of ``size`` bytes at ``offset`` of a file into ``view`` from ``at`` on.
 
@@ -172,13 +180,15 @@ def chunked_reads(
     """
     if (offset - at) % alignment:
         alignment = 1
-    reads = []
+    aligned = alignment > 1
+    reads: list[Read] = []
     for start in range(0, size, CHUNK_BYTES):
         length = min(CHUNK_BYTES, size - start)
         before = (offset + start) % alignment
         room = -(-(before + length) // alignment) * alignment
         begin = at + start - before
         window = view[begin : begin + room]
-        aligned = alignment > 1
-        reads.append(Read(name, offset + start - before, window, before + length, aligned, shard))
+        reads.append(
+            Read(name, offset + start - before, window, before + length, aligned, shard, is_fresh)
+        )
     return reads

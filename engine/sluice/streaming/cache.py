@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from sluice.seams import Seams
@@ -13,7 +13,9 @@ from sluice.streaming.layout import ExpertTensor
 from sluice.streaming.reader import Read
 from sluice.telemetry.metrics import CacheReport
 
-_FEW = 32  # the oldest that are looked at first: a victim is nearly always among them
+_FEW = (4, 32)  # the oldest that are looked at first: a victim is nearly always among them
+
+_FILL_JOBS = 64  # reads on their way at once while the cache is filled
 
 Key = tuple[int, int]
 """Layer and expert."""
@@ -44,20 +46,42 @@ class Entry:
         """Layer and expert."""
         return self.layer, self.expert
 
+    def all_jobs(self) -> list[Job]:
+        """Its reads of every part."""
+        return [job for part in self.jobs.values() for job in part]
+
     def is_in_flight(self) -> bool:
         """Whether a lane may still write; forgets jobs that are done without an error."""
         if not self.jobs:
             return False
-        jobs = [job for part in self.jobs.values() for job in part]
-        if not all(job.is_done for job in jobs):
-            return True
-        if all(job.error is None for job in jobs):
+        has_failed = False
+        for part in self.jobs.values():
+            for job in part:
+                if not job.is_done:
+                    return True
+                has_failed = has_failed or job.error is not None
+        if not has_failed:
             self.jobs = {}
         return False
 
     def has_failed(self) -> bool:
         """Whether one of its reads ended in an error."""
-        return any(job.error is not None for part in self.jobs.values() for job in part)
+        return any(job.error is not None for job in self.all_jobs())
+
+
+class Requested:
+    """What a pass finds of the experts that it needs.
+
+    ``n_hits`` are here or on their way; the ``in_flight`` of them are on their way. ``n_ahead``
+    of the hits were read ahead, ``n_ahead_awaited`` of those are not known to be done.
+    """
+
+    __slots__ = ("in_flight", "missing", "n_ahead", "n_ahead_awaited", "n_hits")
+
+    def __init__(self) -> None:
+        self.missing: list[int] = []
+        self.in_flight: list[Entry] = []
+        self.n_hits = self.n_ahead = self.n_ahead_awaited = 0
 
 
 class CacheMemory(Protocol):
@@ -77,6 +101,9 @@ class CacheMemory(Protocol):
 
     def is_over(self, layer: int) -> bool:
         """Whether something that competes with ``layer`` has to go."""
+
+    def keeps_all(self, layer: int) -> bool:
+        """Whether the layer's experts, once all are here, stand in order and never leave."""
 
     def take(self, layer: int, expert: int) -> None:
         """An expert comes into memory."""
@@ -128,6 +155,7 @@ class ExpertCache:
         self._plan = plan
         self._seams = seams
         self._entries: OrderedDict[Key, Entry] = OrderedDict()  # the least recently used first
+        self._n_by_layer: Counter[int] = Counter()
 
     @property
     def budget_bytes(self) -> int:
@@ -145,16 +173,34 @@ class ExpertCache:
     def __contains__(self, key: Key) -> bool:
         return key in self._entries
 
-    def get(self, key: Key) -> Entry | None:
-        """The entry of an expert that is here or on its way, now the most recently used."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        if not entry.is_in_flight() and entry.has_failed():
-            self.drop(entry)
-            return None
-        self._entries.move_to_end(key)
-        return entry
+    def request(self, layer: int, experts: Iterable[int], number: int) -> Requested:
+        """Pass ``number`` needs ``experts``: those that are here are now the last used."""
+        entries, found = self._entries, Requested()
+        for expert in experts:
+            key = layer, expert
+            entry = entries.get(key)
+            if entry is None:
+                found.missing.append(expert)
+                continue
+            if entry.jobs:
+                if entry.is_in_flight():
+                    found.in_flight.append(entry)
+                elif entry.has_failed():
+                    self.drop(entry)
+                    found.missing.append(expert)
+                    continue
+            entries.move_to_end(key)
+            entry.needed_in = number
+            found.n_hits += 1
+            if entry.is_ahead:
+                entry.is_ahead = False
+                found.n_ahead += 1
+                found.n_ahead_awaited += bool(entry.jobs)
+        return found
+
+    def absent(self, layer: int, experts: Iterable[int]) -> list[int]:
+        """Those of ``experts`` that are neither here nor on their way."""
+        return [expert for expert in experts if (layer, expert) not in self._entries]
 
     def load(self, layer: int, experts: Iterable[int], number: int) -> list[Entry]:
         """Make room for ``experts`` and begin to read them; pass ``number`` needs them."""
@@ -170,6 +216,42 @@ class ExpertCache:
         entry.is_ahead = True
         return entry
 
+    def is_whole(self, layer: int, n_expert: int) -> bool:
+        """Whether all ``n_expert`` experts of ``layer`` are here, read, and will stay."""
+        if self._n_by_layer[layer] < n_expert or not self.memory.keeps_all(layer):
+            return False
+        entries = [self._entries[layer, expert] for expert in range(n_expert)]
+        return not any(e.jobs and (e.is_in_flight() or e.has_failed()) for e in entries)
+
+    def fill(self, n_expert: Mapping[int, int], progress: Callable[[int, int], None]) -> None:
+        """Read experts in until there is no room, as many of each layer as go in.
+
+        Args:
+            n_expert: of each layer.
+            progress: called with how many are here, and how many there are.
+
+        Raises:
+            ReadFault: a read failed.
+        """
+        n = sum(n_expert.values())
+        waiting: list[Job] = []
+        for expert in range(max(n_expert.values(), default=0)):
+            for layer, n_here in n_expert.items():
+                if expert >= n_here or (layer, expert) in self._entries:
+                    continue
+                if not self.memory.has_room(layer, [expert]):
+                    continue
+                entry = self._insert(layer, expert, -1)
+                jobs = entry.all_jobs()
+                self._lanes.submit(jobs)
+                waiting += jobs
+            if len(waiting) >= _FILL_JOBS:
+                self._lanes.wait(waiting)
+                waiting = []
+                progress(len(self), n)
+        self._lanes.wait(waiting)
+        progress(len(self), n)
+
     def resize(self, budget_bytes: int) -> None:
         """Another budget from now on; what is too much for it is evicted."""
         self.drain()
@@ -183,16 +265,18 @@ class ExpertCache:
     def drop(self, entry: Entry) -> None:
         """Give its memory back; nothing may be writing into it."""
         # One in flight is never dropped, but in tests: what then remembers it is at fault.
-        forget = not entry.is_in_flight() and self._seams.forgets(entry.layer, entry.expert)
+        is_in_flight = bool(entry.jobs) and entry.is_in_flight()
+        forget = not is_in_flight and self._seams.forgets(entry.layer, entry.expert)
         spare = self._seams.spares_shared_page()
         self.memory.give_back(entry.layer, entry.expert, spare_shared=spare, forget=forget)
         if forget:
             del self._entries[entry.key]
+            self._n_by_layer[entry.layer] -= 1
 
     def drain(self) -> None:
         """Wait for every read on its way, and drop what has failed."""
         for entry in list(self._entries.values()):
-            self._lanes.cancel(job for part in entry.jobs.values() for job in part)
+            self._lanes.cancel(entry.all_jobs())
             if entry.has_failed():
                 self.drop(entry)
 
@@ -201,6 +285,7 @@ class ExpertCache:
         entry = Entry(layer, expert, self._plan(layer, expert, is_ahead))
         entry.needed_in = number
         self._entries[entry.key] = entry
+        self._n_by_layer[layer] += 1
         self.report.peak_bytes = max(self.report.peak_bytes, self.resident_bytes)
         return entry
 
@@ -211,6 +296,13 @@ class ExpertCache:
         memory = self.memory
         if memory.has_room(layer, experts):
             return True
+        oldest = next(iter(self._entries.values()), None)
+        # It goes nearly always; no list is made for it.
+        if oldest is not None and self._goes(oldest, layer, number):
+            self.drop(oldest)
+            self._count_evicted(oldest)
+            if memory.has_room(layer, experts):
+                return True
         for entry in self._victims(layer, number, is_ahead):
             self.drop(entry)
             self._count_evicted(entry)
@@ -225,11 +317,20 @@ class ExpertCache:
 
     def _oldest_first(self) -> Iterator[Entry]:
         """Every entry, while entries are dropped; the first few without a look at the others."""
-        few = list(itertools.islice(self._entries.values(), _FEW))
-        yield from few
-        if len(few) == _FEW:
-            seen = {id(entry) for entry in few}
-            yield from [e for e in self._entries.values() if id(e) not in seen]
+        seen: set[int] = set()
+        for n in (*_FEW, len(self._entries)):
+            batch = [e for e in itertools.islice(self._entries.values(), n) if id(e) not in seen]
+            yield from batch
+            seen.update(map(id, batch))
+
+    def _competes(self, entry: Entry, layer: int, number: int) -> bool:
+        is_needed = entry.needed_in == number and number >= 0
+        return not is_needed and self.memory.competes(layer, entry.layer)
+
+    def _goes(self, entry: Entry, layer: int, number: int) -> bool:
+        if entry.is_ahead or not self._competes(entry, layer, number):
+            return False
+        return not (entry.jobs and entry.is_in_flight() and self._seams.spares_in_flight())
 
     def _victims(self, layer: int, number: int, is_ahead: bool) -> Iterator[Entry]:
         """What may go for ``layer``, the least recently used first; what was read ahead goes last.
@@ -239,16 +340,12 @@ class ExpertCache:
         """
         ahead = []
         for entry in self._oldest_first():
-            if entry.needed_in == number and number >= 0:
-                continue
-            if not self.memory.competes(layer, entry.layer):
-                continue
-            if entry.is_ahead or (entry.is_in_flight() and self._seams.spares_in_flight()):
-                ahead.append(entry)
-            else:
+            if self._goes(entry, layer, number):
                 yield entry
+            elif self._competes(entry, layer, number):
+                ahead.append(entry)
         if is_ahead:
             return
         for entry in ahead:
-            self._lanes.cancel(job for part in entry.jobs.values() for job in part)
+            self._lanes.cancel(entry.all_jobs())
             yield entry

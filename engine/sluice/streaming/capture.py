@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from sluice.errors import SystemFault
 from sluice.llama import tensor as node
+from sluice.streaming.architectures import router_layer
 from sluice.streaming.layout import ExpertTensor
 
 ROUTING = b"ffn_moe_topk-"
@@ -31,16 +32,39 @@ def logits_layer(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a node of the expert path is to the eval hook, by its name.
+
+    ``layer`` is -1 but where it ``routes`` or ``is_router``.
+    """
+
+    name: str
+    layer: int
+    routes: bool
+    is_router: bool
+
+    @classmethod
+    def of(cls, raw_name: bytes) -> Role:
+        """As :func:`node.raw_name` gives it."""
+        name = raw_name.decode("ascii", "replace")
+        routed, logits = router_layer(name), logits_layer(name)
+        layer = routed if routed is not None else logits
+        return cls(name, -1 if layer is None else layer, routed is not None, logits is not None)
+
+
 @dataclass(slots=True)
 class Router:
     """One layer's router: its weight's address, and the name of the node that it takes.
 
     ``lives`` says that the input is still there when the choice is made: the experts' matmuls
-    take it, too.
+    take it, too. ``norm`` is the address of the weight of the norm that the input comes from, 0
+    where it is not of the usual kind.
     """
 
     weight: int
     input_name: str
+    norm: int = 0
     lives: bool = False
 
 
@@ -81,7 +105,7 @@ class Capture:
                     self.others.add(weight)
         layer = logits_layer(name)
         if layer is not None and len(sources) > 1:
-            self.routers[layer] = Router(sources[0], node.name(sources[1]))
+            self.routers[layer] = Router(sources[0], node.name(sources[1]), _norm(sources[1]))
         if name.startswith(MOE.decode()):
             self._last = name
 
@@ -122,3 +146,12 @@ class Capture:
         router = self.routers.get(expert.layer)
         if router is not None and len(sources) > 1:
             router.lives = router.lives or node.name(sources[1]).startswith(router.input_name)
+
+
+def _norm(address: int) -> int:
+    """The weight of ``rms_norm(x) * weight``, where the node is that; else 0."""
+    if node.op(address) != "MUL":
+        return 0
+    normed, weight = node.sources(address)
+    is_usual = node.op(normed) == "RMS_NORM" and node.type_name(weight) == "f32"
+    return weight if is_usual and node.shape(weight)[1:] == (1, 1, 1) else 0

@@ -1,4 +1,4 @@
-"""Lanes: threads that read, each through its own descriptors, what is needed first.
+"""Lanes: they read, each through its own descriptors, what is needed first.
 
 A lane takes a read that somebody waits for before one that is only read ahead. Jobs are claimed
 by one lane each, so a job may stand in both queues: that is how a read-ahead becomes urgent.
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 
 from sluice.errors import SystemFault
+from sluice.llama import libc
 from sluice.seams import Seams
 from sluice.streaming.reader import Channel, Read, SliceReader
 
@@ -24,11 +25,15 @@ class Job:
     ``error`` is set before :attr:`is_done`; ``read_bytes`` is what the disk delivered.
     """
 
-    __slots__ = ("_claim", "_done", "error", "is_ahead", "read", "read_bytes")
+    __slots__ = (
+        "_claim", "_done", "error", "is_ahead", "is_handed_over", "is_queued", "read", "read_bytes",
+    )  # fmt: skip
 
     def __init__(self, read: Read, *, is_ahead: bool = False) -> None:
         self.read = read
         self.is_ahead = is_ahead
+        self.is_queued = False  # for the kernel
+        self.is_handed_over = False  # to the kernel, and not known to be done
         self.error: BaseException | None = None
         self.read_bytes = 0
         self._claim = threading.Lock()
@@ -43,6 +48,10 @@ class Job:
     def claim(self) -> bool:
         """Take it, unless somebody has."""
         return self._claim.acquire(blocking=False)
+
+    def disclaim(self) -> None:
+        """Leave it to somebody else after all."""
+        self._claim.release()
 
     def finish(self) -> None:
         """Release everyone who waits."""
@@ -69,6 +78,8 @@ class Lanes:
     """
 
     def __init__(self, reader: SliceReader, n: int, *, helps: bool, seams: Seams) -> None:
+        self.n_kernel_reads = 0
+        """Reads that the kernel was given, so far."""
         self._seams = seams
         self._urgent: deque[Job] = deque()
         self._ahead: deque[Job] = deque()
@@ -99,6 +110,17 @@ class Lanes:
         for job in jobs:
             (self._ahead if job.is_ahead else self._urgent).append(job)
             self._calls.put(True)
+
+    @property
+    def uses_kernel(self) -> bool:
+        """Whether reads are handed over to the kernel."""
+        return False
+
+    def serve(self, *, memory_stays: bool) -> None:
+        """The model is loaded: reads run under compute, into memory that stays or not."""
+
+    def reap(self) -> None:
+        """See what is done, where no thread does that by itself."""
 
     def hurry(self, jobs: Iterable[Job]) -> None:
         """Somebody waits for these now: those that no lane has taken go before the others."""
@@ -131,7 +153,7 @@ class Lanes:
         waiting = []
         for job in jobs:
             if job.claim():
-                job.error = Cancelled()
+                job.error = Cancelled("a read was taken back before it began")
                 job.finish()
             else:
                 waiting.append(job)
@@ -152,6 +174,7 @@ class Lanes:
             self._own.close()
 
     def _run(self, channel: Channel) -> None:
+        libc.run_promptly()
         try:
             while self._calls.get():
                 for queue in (self._urgent, self._ahead):
@@ -173,8 +196,8 @@ class Lanes:
             job.finish()
 
 
-class Cancelled(Exception):
-    """The read was taken back before a lane began it."""
+class Cancelled(SystemFault):
+    """The read was taken back, or broken off, before it was done."""
 
 
 def _take(queue: deque[Job]) -> Job | None:

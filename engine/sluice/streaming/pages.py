@@ -151,6 +151,10 @@ class PagedMemory:
         """Whether something has to go."""
         return self.resident_bytes > self.budget_bytes
 
+    def keeps_all(self, layer: int) -> bool:
+        """See :meth:`CacheMemory.keeps_all`."""
+        return self.budget_bytes >= self._whole_bytes
+
     def take(self, layer: int, expert: int) -> None:
         """An expert comes into memory."""
         for tensor in self._layout.layers[layer]:

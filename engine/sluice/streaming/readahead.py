@@ -1,19 +1,21 @@
-"""Read-ahead: experts of layers to come, on lanes that nobody waits for."""
+"""Read-ahead: experts of layers to come, when nothing is waited for."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.config import Config
-from sluice.errors import RequestError, SystemFault
+from sluice.errors import RequestError
 from sluice.gguf.header import Header
 from sluice.llama import tensor as node
-from sluice.streaming.ahead import Predictor
+from sluice.llama.embedding import NormedEmbedding
+from sluice.streaming.ahead import ROWS_MAX, Predictor
 from sluice.streaming.cache import Entry, ExpertCache
-from sluice.streaming.capture import ROUTER, Capture, logits_layer
+from sluice.streaming.capture import ROUTER, Capture
 from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertLayout
 from sluice.streaming.reader import SliceReader
@@ -32,6 +34,7 @@ class ReadAhead:
         header, layout, capture: of the model, after every capture.
         cache: where it reads to; without one predictions are only counted.
         lanes, reader: what reads.
+        top_k: experts of one token in a layer.
 
     Raises:
         RequestError: a router that cannot be run early.
@@ -46,6 +49,8 @@ class ReadAhead:
         cache: ExpertCache | None,
         lanes: Lanes,
         reader: SliceReader,
+        *,
+        top_k: int,
     ) -> None:
         self._config = config
         self._path = header.path
@@ -58,6 +63,10 @@ class ReadAhead:
         self._following = dict(itertools.pairwise(trunk))
         routers = self._routers(header, layout) if self._runs_routers else {}
         self._predictor = Predictor(routers, self._following)
+        self.first = trunk[0] if trunk else -1
+        """The first layer that routes."""
+        self._top_k = top_k
+        self._embedding = self._embedded(header) if self.first in routers else None
         self._router_input = 0  # address of the node that the router about to run takes
         self._kept_input: F32 | None = None
         self._unused: dict[int, list[Entry]] = {}  # by layer
@@ -68,10 +77,49 @@ class ReadAhead:
         if self._config.predict_log:
             self._predictor.counts = metrics.predictions
 
-    def asks(self, address: int) -> bool:
-        """A router's node is announced; whether to stop after it, for its input will not last."""
-        layer = logits_layer(node.name(address)) if self._runs_routers else None
-        if layer is None:
+    def begins(
+        self,
+        tokens: Sequence[int],
+        number: int,
+        counter: ReadCounter,
+        passes_by: Callable[[int], bool],
+    ) -> None:
+        """A pass over ``tokens`` is about to start: predict its first layer by what they are."""
+        self._kept_input = None
+        if self._embedding is None or not 0 < len(tokens) <= ROWS_MAX:
+            return
+        if len(tokens) == 1 and passes_by(self.first):
+            return
+        first = self.first
+        self._predictor.early(first, self._embedding.rows(tokens), self._top_k)
+        if self._config.predict_prefetch:
+            named = self._predictor.by_early_router(first)
+            self._read(first, named, self._config.predict_spec_max, number, counter)
+
+    def close(self) -> None:
+        """Free what the predictors compute with."""
+        self._predictor.close()
+        if self._embedding is not None:
+            self._embedding.close()
+
+    def targets(self, layer: int) -> list[int] | None:
+        """The layers that :meth:`look` reads ahead for; ``None`` where it counts as well."""
+        if self._config.predict_log:
+            return None
+        found: list[int] = []
+        for _ in range(max(self._config.prefetch, self._config.predict_prefetch)):
+            if layer not in self._following:
+                break
+            layer = self._following[layer]
+            found.append(layer)
+        return found
+
+    def asks(self, address: int, layer: int, passes_by: Callable[[int], bool]) -> bool:
+        """A router's node is announced; whether to stop after it, for its input will not last.
+
+        Not in a pass of one row through a layer that ``passes_by`` names.
+        """
+        if not self._runs_routers or (node.shape(address)[1] == 1 and passes_by(layer)):
             return False
         self._router_input = node.source(address, 1)
         router = self._capture.routers.get(layer)
@@ -79,8 +127,7 @@ class ReadAhead:
 
     def keep_input(self) -> None:
         """The router's node is computed: copy its input."""
-        inputs = self._inputs()
-        self._kept_input = None if inputs is None else inputs.copy()
+        self._kept_input = self._inputs()
 
     def passed(self, layer: int) -> None:
         """``layer`` has what it needs: whatever was read ahead for it is like any other now."""
@@ -107,7 +154,7 @@ class ReadAhead:
         config = self._config
         following = self._following.get(layer)
         if config.predict_prefetch and following is not None:
-            named = self._predictor.by_early_router(following, selected.shape[1])
+            named = self._predictor.by_early_router(following)
             self._read(following, named, config.predict_spec_max, number, counter)
         for _ in range(config.prefetch):
             if following is None:
@@ -129,12 +176,12 @@ class ReadAhead:
             return
         jobs: list[Job] = []
         n_evicted = cache.n_evicted
-        for expert in [e for e in named if (layer, e) not in cache][:most]:
+        for expert in cache.absent(layer, named)[:most]:
             entry = cache.load_ahead(layer, expert, number)
             if entry is None:
                 break
             self._unused.setdefault(layer, []).append(entry)
-            jobs += [job for part in entry.jobs.values() for job in part]
+            jobs += entry.all_jobs()
             counter.n_ahead += 1
         counter.n_evicted += cache.n_evicted - n_evicted
         if not jobs:
@@ -152,12 +199,16 @@ class ReadAhead:
 
         A last layer computes only the rows whose outputs are asked for: none of most of a prompt.
         """
-        if min(node.shape(self._router_input)) < 1:
+        return node.rows(self._router_input, most=ROWS_MAX)
+
+    def _embedded(self, header: Header) -> NormedEmbedding | None:
+        """The first layer's input as far as a token alone decides it; not after dense layers."""
+        norm = self._capture.routers[self.first].norm
+        tables = self._capture.found.get("token_embd.weight")
+        if self.first != 0 or not norm or not tables:
             return None
-        values = node.values(self._router_input)
-        if values is None or values.dtype != np.float32:
-            raise SystemFault(f"{self._path}: the router's input is not float32")
-        return np.asarray(values, np.float32).reshape(-1, values.shape[-1])
+        epsilon = header.real("attention.layer_norm_rms_epsilon", 1e-6)
+        return NormedEmbedding(next(iter(tables)), norm, epsilon)
 
     def _routers(self, header: Header, layout: ExpertLayout) -> dict[int, RouterCopy]:
         selection = Selection.of(header)

@@ -27,14 +27,14 @@ Identity = tuple[int, int, int, int]
 """Device, inode, size in bytes, and time of change in nanoseconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Read:
     """One piece of a file and the memory that it goes to.
 
     ``window`` receives the bytes from ``offset`` on. With O_DIRECT both ends are rounded out to
     the reader's alignment: the extra bytes are the neighbouring slices' own. ``needed_bytes`` is
     what must arrive (a window may end beyond the file). ``aligned`` says that offset, length
-    and address suit O_DIRECT.
+    and address suit O_DIRECT, ``is_fresh`` that some of the memory may not be there yet.
     """
 
     tensor: str
@@ -43,6 +43,7 @@ class Read:
     needed_bytes: int
     aligned: bool
     shard: int = 0
+    is_fresh: bool = True
 
 
 class SliceReader:
@@ -61,7 +62,7 @@ class SliceReader:
     def __init__(self, paths: Sequence[Path], *, direct: bool, warn: Callable[[str], None]) -> None:
         self.paths = tuple(paths)
         self._warn = warn
-        self._identities = [_identity(path) for path in self.paths]
+        self._identities = [(path, str(path), _identity(str(path))) for path in self.paths]
         self._falling_back = threading.Lock()
         self.granule_bytes = PAGE_BYTES
         """Memory is laid out, counted and given back in multiples of this: a page, or more."""
@@ -86,8 +87,8 @@ class SliceReader:
         Raises:
             ReadFault: it has another size, inode or time, or has gone.
         """
-        for path, then in zip(self.paths, self._identities, strict=True):
-            now = _identity(path)
+        for path, name, then in self._identities:
+            now = _identity(name)
             if now == then:
                 continue
             names = ("device", "inode", "size", "time of change")
@@ -168,6 +169,10 @@ class Channel:
             done += got
         return done
 
+    def direct(self, shard: int) -> int:
+        """The descriptor of a shard that bypasses the page cache."""
+        return self._direct[shard]
+
     def close(self) -> None:
         """Close every descriptor; a second call does nothing."""
         for fds in (self._buffered, self._direct):
@@ -181,9 +186,9 @@ class Channel:
         )
 
 
-def _identity(path: Path) -> Identity:
+def _identity(path: str) -> Identity:
     try:
-        found = path.stat()
+        found = os.stat(path)  # noqa: PTH116 a Path costs as much again, before every read
     except OSError as err:
         raise ReadFault(
             f"{path}: cannot be found any more: {err.strerror}; nothing more is read from it"

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice.gguf.header import Header
+from sluice.llama.projection import Projection
 
 F32 = npt.NDArray[np.float32]
-I64 = npt.NDArray[np.int64]
 
 SOFTMAX, SIGMOID, RAW, SQRT_SOFTPLUS = 1, 2, 3, 4
 """``expert_gating_func`` (``llama_expert_gating_func_type``)."""
@@ -44,42 +44,57 @@ class Selection:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class RouterCopy:
-    """The weights of one layer's router: views of the model's own memory.
+    """One layer's router: over the model's own memory, and a copy of half its size to predict.
 
-    ``weight`` is float32[n_expert, n_embd]; ``bias`` and ``correction`` float32[n_expert], or
-    ``None``. Source: ``llm_graph_context::build_moe_ffn``.
+    Args:
+        weight: float32[n_expert, n_embd].
+        bias, correction: float32[n_expert], or ``None``.
+        selection: of the model.
+
+    Source: ``llm_graph_context::build_moe_ffn``.
     """
 
-    weight: F32
-    bias: F32 | None
-    correction: F32 | None
-    selection: Selection
+    def __init__(
+        self, weight: F32, bias: F32 | None, correction: F32 | None, selection: Selection
+    ) -> None:
+        self._exact = Projection(weight)
+        # A prediction may be wrong: half the bytes to go through is worth more than a last bit.
+        largest = np.finfo(np.float16).max
+        self._half = Projection(np.clip(weight, -largest, largest).astype(np.float16))
+        self._bias = bias
+        self._correction = correction
+        self._selection = selection
+        # Every gating function keeps the order.
+        self._is_plain = bias is None and correction is None and selection.n_groups <= 1
 
     def scores(self, rows: F32) -> F32:
         """float32[n, n_expert] to choose by, of inputs float32[n, n_embd]."""
-        # A BLAS would wake threads of its own for so little, beside llama.cpp's and the lanes.
-        logits: F32 = np.einsum("ij,kj->ik", rows, self.weight)
-        if self.bias is not None:
-            logits += self.bias
-        n_groups = self.selection.n_groups
-        if self.correction is None and n_groups <= 1:
-            return logits  # every gating function keeps the order
-        scores = _gated(logits, self.selection.gating)
-        if self.correction is not None:
-            scores = scores + self.correction
-        return _masked(scores, n_groups, self.selection.n_groups_used) if n_groups > 1 else scores
+        return self._scores(self._exact.scores(rows).copy())
 
-    def choose(self, rows: F32, top_k: int) -> I64:
-        """int64[n, top_k], the likeliest first."""
-        return best(self.scores(rows), top_k)
+    def _scores(self, logits: F32) -> F32:
+        if self._bias is not None:
+            logits += self._bias
+        n_groups = self._selection.n_groups
+        if self._correction is None and n_groups <= 1:
+            return logits
+        scores = _gated(logits, self._selection.gating)
+        if self._correction is not None:
+            scores = scores + self._correction
+        return _masked(scores, n_groups, self._selection.n_groups_used) if n_groups > 1 else scores
 
+    def choose(self, rows: F32, top_k: int) -> list[list[int]]:
+        """The ``top_k`` experts of each row of float32[n, n_embd], the likeliest first."""
+        if self._is_plain:
+            return self._half.largest(rows, top_k)
+        order = np.argsort(-self._scores(self._half.scores(rows).copy()), axis=1, kind="stable")
+        found: list[list[int]] = order[:, :top_k].tolist()
+        return found
 
-def best(scores: F32, top_k: int) -> I64:
-    """int64[n, top_k] of the largest of each row, the largest first."""
-    order: I64 = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
-    return order
+    def close(self) -> None:
+        """Free what it computes with."""
+        self._exact.close()
+        self._half.close()
 
 
 def right(scores: F32, chosen: npt.NDArray[np.int32]) -> int:

@@ -14,9 +14,6 @@ import heapq
 import mmap
 from collections.abc import Mapping, Sequence, Set
 
-import numpy as np
-import numpy.typing as npt
-
 from sluice.config import Config
 from sluice.errors import RequestError, SystemFault
 from sluice.streaming.arena import Buffer, chunked_reads
@@ -24,7 +21,6 @@ from sluice.streaming.layout import ExpertLayout, ExpertTensor
 from sluice.streaming.plan import StreamingPlan
 from sluice.streaming.reader import Read
 
-I32 = npt.NDArray[np.int32]
 _STRIDE_ALIGNMENT = 512
 
 
@@ -89,13 +85,14 @@ class SlotPool:
         self.layers = layers
         self.n_slots = 0
         self.n_used = 0
-        self.table: dict[int, I32] = {}
+        self.table: dict[int, list[int]] = {}
         """Slot by expert, by layer; -1 where it has none."""
-        self._own: dict[int, int] = {}  # by layer, the slot of expert 0 where all have their own
+        self.first: dict[int, int] = {}
+        """By layer, the slot of expert 0 where every expert has its own."""
         self.n_experts = 0
         for layer, tensors in layers.items():
-            self.table[layer] = np.full(tensors[0].n_expert, -1, np.int32)
-            self._own[layer] = self.n_experts
+            self.table[layer] = [-1] * tensors[0].n_expert
+            self.first[layer] = self.n_experts
             self.n_experts += tensors[0].n_expert
         step = max(alignment, _STRIDE_ALIGNMENT)
         first = next(iter(layers.values()))
@@ -106,7 +103,9 @@ class SlotPool:
             buffer = Buffer(self.n_experts * stride, max(alignment, mmap.PAGESIZE))
             buffer.use_huge_pages()
             self._buffers[part] = buffer
-        self._is_used = np.zeros(self.n_experts, np.bool_)
+        self._is_used = bytearray(self.n_experts)
+        self.touched = bytearray(self.n_experts)
+        """By slot, whether its memory is there for sure: evicted from, and not given back."""
         # A heap of every free slot; one that has been taken since may still be in it.
         self._free = list(range(self.n_experts))
 
@@ -117,7 +116,7 @@ class SlotPool:
 
     def take(self, layer: int, expert: int) -> None:
         """Give an expert a free slot."""
-        slot = self._own[layer] + expert
+        slot = self.first[layer] + expert
         if self.n_slots < self.n_experts or self._is_used[slot]:
             slot = self._lowest()
         self._is_used[slot] = True
@@ -126,57 +125,51 @@ class SlotPool:
 
     def give_back(self, layer: int, expert: int, *, forget: bool = True) -> None:
         """Its slot is free; the bytes stay until it is read over, where that is in the budget."""
-        slot = int(self.table[layer][expert])
+        slot = self.table[layer][expert]
         if slot < 0 or not self._is_used[slot]:
             return
         is_over = self.n_used > self.n_slots
         if forget:
             self.table[layer][expert] = -1
         self._is_used[slot] = False
+        self.touched[slot] = True
         self.n_used -= 1
         heapq.heappush(self._free, slot)
         if is_over or slot >= self.n_slots:
+            self.touched[slot] = False
             for part, stride in self.strides.items():
                 self._buffers[part].give_back(slot * stride, (slot + 1) * stride)
 
-    def place(self, tensor: ExpertTensor, expert: int, alignment: int) -> tuple[memoryview, int]:
-        """The memory of ``tensor``'s part, and where the expert's slice begins in it.
-
-        Raises:
-            SystemFault: the expert has no slot.
-        """
-        slot = self._slot(tensor.layer, expert)
-        at = slot * self.strides[tensor.part] + tensor.offset % alignment
-        return self._buffers[tensor.part].view, at
+    def view(self, part: str) -> memoryview:
+        """The memory of a part's slots."""
+        return self._buffers[part].view
 
     def trim(self) -> None:
         """Move what stands beyond ``n_slots`` below it, and give that memory back."""
         for table in self.table.values():
-            for expert in np.flatnonzero(table >= self.n_slots):
-                slot, free = int(table[expert]), self._lowest()
+            for expert, slot in enumerate(table):
+                if slot < self.n_slots:
+                    continue
+                free = self._lowest()
                 for part, stride in self.strides.items():
                     view = self._buffers[part].view
                     view[free * stride : (free + 1) * stride] = view[
                         slot * stride : (slot + 1) * stride
                     ]
                 self._is_used[slot], self._is_used[free] = False, True
+                self.touched[free] = True
                 heapq.heappush(self._free, slot)
                 table[expert] = free
         for part, stride in self.strides.items():
             buffer = self._buffers[part]
             buffer.give_back(self.n_slots * stride, buffer.size_bytes)
+        self.touched[self.n_slots :] = bytes(self.n_experts - self.n_slots)
 
     def _lowest(self) -> int:
         while True:
             slot = heapq.heappop(self._free)
             if not self._is_used[slot]:
                 return slot
-
-    def _slot(self, layer: int, expert: int) -> int:
-        slot = int(self.table[layer][expert])
-        if slot < 0:
-            raise SystemFault(f"layer {layer}: expert {expert} has no slot in the cache")
-        return slot
 
 
 class SlotMemory:
@@ -208,6 +201,18 @@ class SlotMemory:
         self._alignment = alignment
         self.pools = [SlotPool(layers, alignment) for layers in classes.values()]
         self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
+        # Of each tensor: its layer's slots, its part's memory and stride, and where a slice begins.
+        self._places = {
+            t.name: (
+                pool.table[layer],
+                pool.view(t.part),
+                pool.strides[t.part],
+                t.offset % alignment,
+                pool.touched,
+            )
+            for layer, pool in self._pool_of.items()
+            for t in layout.layers[layer]
+        }
         self.budget_bytes = budget_bytes
         self.set_budget(budget_bytes)
 
@@ -293,8 +298,8 @@ class SlotMemory:
         for pool in self.pools:
             pool.trim()
 
-    def ids(self, layer: int, selected: I32) -> tuple[I32, int, int]:
-        """The slots of the experts ``selected``: int32[rows, top_k], counted from the lowest.
+    def ids(self, layer: int, routed: Sequence[int]) -> tuple[list[int], int, int]:
+        """The slots of the experts ``routed``, counted from the lowest.
 
         Returns:
             Those, the lowest slot, and how many there are from it to the highest.
@@ -302,13 +307,25 @@ class SlotMemory:
         Raises:
             SystemFault: one of the experts has no slot.
         """
-        ids: I32 = self._pool_of[layer].table[layer][selected]
-        low, high = int(ids.min()), int(ids.max())
+        # numpy does so few slower, when its code has left the processor's caches.
+        table = self._pool_of[layer].table[layer]
+        slots = [table[expert] for expert in routed]
+        low = min(slots)
         if low < 0:
-            expert = int(selected[ids < 0][0])
-            raise SystemFault(f"layer {layer}: routed expert {expert} has no slot in the cache")
-        ids -= low
-        return ids, low, high - low + 1
+            expert = routed[slots.index(low)]
+            raise _no_slot(layer, expert)
+        return [slot - low for slot in slots], low, max(slots) - low + 1
+
+    def keeps_all(self, layer: int) -> bool:
+        """See :meth:`CacheMemory.keeps_all`."""
+        pool = self._pool_of[layer]
+        first, n = self.own(layer)
+        return pool.n_slots == pool.n_experts and pool.table[layer] == list(range(first, first + n))
+
+    def own(self, layer: int) -> tuple[int, int]:
+        """The slot of ``layer``'s expert 0 where all stand in order, and how many there are."""
+        pool = self._pool_of[layer]
+        return pool.first[layer], len(pool.table[layer])
 
     def address(self, tensor: ExpertTensor, slot: int) -> int:
         """Where the slice of ``tensor``'s part in a slot begins."""
@@ -320,19 +337,39 @@ class SlotMemory:
 
     def slice_view(self, tensor: ExpertTensor, expert: int) -> memoryview:
         """The bytes of one resident expert's slice, writable."""
-        view, at = self._pool_of[tensor.layer].place(tensor, expert, self._alignment)
+        table, view, stride, first, _ = self._places[tensor.name]
+        if table[expert] < 0:
+            raise _no_slot(tensor.layer, expert)
+        at = table[expert] * stride + first
         return view[at : at + tensor.slice_bytes]
 
     def slice_reads(
         self, tensor: ExpertTensor, expert: int, source: int, shard: int, alignment: int
     ) -> list[Read]:
         """As :meth:`Arena.slice_reads`, for an expert that has a slot."""
-        view, at = self._pool_of[tensor.layer].place(tensor, expert, self._alignment)
+        table, view, stride, first, touched = self._places[tensor.name]
+        slot = table[expert]
+        if slot < 0:
+            raise _no_slot(tensor.layer, expert)
+        at = slot * stride + first
         offset = tensor.offset + source * tensor.slice_bytes
-        return chunked_reads(tensor.name, view, at, offset, tensor.slice_bytes, shard, alignment)
+        return chunked_reads(
+            tensor.name,
+            view,
+            at,
+            offset,
+            tensor.slice_bytes,
+            shard,
+            alignment,
+            is_fresh=not touched[slot],
+        )
 
     def _needed(self, pool: SlotPool) -> int:
         plans = [one for one in self._plan.layers if one.layer in pool.layers]
         used = sum(min(self._plan.n_used, one.n_expert) for one in plans if not one.is_head)
         widest = max(min(self._ubatch * self._plan.n_used, one.n_expert) for one in plans)
         return max(used, widest)
+
+
+def _no_slot(layer: int, expert: int) -> SystemFault:
+    return SystemFault(f"layer {layer}: expert {expert} has no slot in the cache")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Mapping, Sequence, Set
 
 from sluice.llama import tensor as node
 from sluice.streaming.layout import ExpertLayout
@@ -35,32 +32,51 @@ class StandIn:
         self.is_expected = False
         """Whether a matmul that takes slots is still to come: :meth:`give` must see it."""
         self._weights = {
-            layer: [(tensor, address) for tensor in tensors for address in found[tensor.name]]
+            layer: [
+                (node.ExpertWeights(address), memory.address(tensor, 0), memory.stride(tensor))
+                for tensor in tensors
+                for address in found[tensor.name]
+            ]
             for layer, tensors in layout.layers.items()
             if all(tensor.name in found for tensor in tensors)
         }
         self._ids = node.Ids(rows, top_k)
         self._takers: set[int] = set()  # weights whose matmul is still to come
+        self._gives_way = False  # to the routed experts' ids, in this pass
 
-    def place(self, layer: int, selected: npt.NDArray[np.int32]) -> None:
-        """Bind the layer's weights to the slots of this pass's experts, int32[rows, top_k].
+    def place(self, layer: int, routed: Sequence[int], top_k: int) -> None:
+        """Bind the layer's weights to the slots of this pass's experts, ``top_k`` a row.
 
         Raises:
             SystemFault: one of the experts has no slot.
         """
-        ids, low, n_slots = self.memory.ids(layer, selected)
-        self._ids.fill(ids)
-        self._takers.clear()
-        for tensor, address in self._weights[layer]:
-            begin, stride = self.memory.address(tensor, low), self.memory.stride(tensor)
-            node.bind_experts(address, begin, n_slots, stride)
-            self._takers.add(address)
-        self.is_expected = True
+        ids, low, n_slots = self.memory.ids(layer, routed)
+        self._ids.fill(ids, top_k)
+        self._gives_way = False
+        self._bind(layer, low, n_slots)
+
+    def release(self, layer: int) -> None:
+        """Bind the layer's weights to all its experts, which stand in order, and keep the ids.
+
+        This pass's graph may be one that took slots before.
+        """
+        self._gives_way = True
+        self._bind(layer, *self.memory.own(layer))
 
     def give(self, address: int) -> None:
         """A node is about to run: a matmul over these experts takes slots in the place of ids."""
         weight = node.source(address, 0)
         if weight in self._takers:
             self._takers.remove(weight)
-            self._ids.stand_in_for(address, 2)
+            if self._gives_way:
+                self._ids.give_way(address, 2)
+            else:
+                self._ids.stand_in_for(address, 2)
             self.is_expected = bool(self._takers)
+
+    def _bind(self, layer: int, low: int, n_slots: int) -> None:
+        self._takers.clear()
+        for weights, begin, stride in self._weights[layer]:
+            weights.bind(begin + low * stride, n_slots, stride)
+            self._takers.add(weights.address)
+        self.is_expected = True

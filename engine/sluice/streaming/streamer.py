@@ -7,29 +7,32 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sluice import interrupts
 from sluice.config import Config
 from sluice.errors import SystemFault
 from sluice.gguf.header import Header
 from sluice.llama import tensor as node
-from sluice.seams import Seams
+from sluice.llama.context import EvalHook
+from sluice.seams import Seams, acts
 from sluice.streaming import memory
-from sluice.streaming.architectures import router_layer
 from sluice.streaming.arena import Arena
 from sluice.streaming.budget import cache_bytes
-from sluice.streaming.cache import CacheMemory, Entry, ExpertCache
-from sluice.streaming.capture import MOE, ROUTER, ROUTING, Capture
+from sluice.streaming.cache import CacheMemory, ExpertCache
+from sluice.streaming.capture import MOE, Capture, Role
 from sluice.streaming.dense import DenseWeights, Progress
-from sluice.streaming.lanes import Job, Lanes
+from sluice.streaming.kernel_lanes import lanes_for
+from sluice.streaming.lanes import Job
 from sluice.streaming.layout import ExpertLayout, ExpertTensor
 from sluice.streaming.pages import PagedMemory
+from sluice.streaming.pending import JobsByPart, Pending
 from sluice.streaming.plan import streaming_plan
 from sluice.streaming.readahead import ReadAhead
 from sluice.streaming.reader import SliceReader
 from sluice.streaming.slots import slot_memory
 from sluice.streaming.standin import StandIn
+from sluice.streaming.whole import WholeLayers
 from sluice.telemetry.metrics import CacheReport, Metrics, ReadCounter
 
-JobsByPart = dict[str, list[Job]]
 I32 = npt.NDArray[np.int32]
 
 
@@ -70,38 +73,62 @@ class Streamer:
         self._header = header
         self._seams = seams
         self._progress = progress
-        self._watched = type(seams).slice_read is not Seams.slice_read
         self._capture = Capture(layout.by_name, frozenset(header.tensors))
         self._capturing = False
         self._place: Arena | CacheMemory  # settle() says which
         self._standin: StandIn | None = None
-        is_busy = config.overlap or config.prefetch or config.predict_prefetch
-        self.lanes = Lanes(reader, config.io_threads, helps=not is_busy, seams=seams)
-        self._stops: dict[str, tuple[int, str]] = {}
-        self._later: dict[int, frozenset[str]] = {}
+        self.lanes = lanes_for(config, reader, seams)
+        self._n_kernel_reads = 0  # that were charged to a counter
+        self._roles: dict[bytes, Role] = {}
         self._ahead: ReadAhead | None = None
+        self._whole: WholeLayers | None = None
         self._number = 0  # of the pass through a layer
-        self._pending: JobsByPart = {}  # of this layer, to be waited for at its stops
-        self._watching: list[tuple[ExpertTensor, int]] = []
+        self._pending: Pending  # settle() makes it
 
-    def hook(self, is_head: bool, address: int, ask: bool) -> bool:
-        """The eval hook of every context: captures or streams, whichever pass this is."""
-        if self._capturing:
-            self._capture.see(address)
-            return False
-        if ask and self._standin is not None and self._standin.is_expected:
-            self._standin.give(address)
-        if not node.name_starts_with(address, MOE):
-            return False
-        if ask:
-            return self._asks(address)
-        counter = self.head_counter if is_head else self.target_counter
+    def hook(self, *, is_head: bool) -> EvalHook:
+        """The eval hook of a context: captures or streams, whichever pass this is."""
+        roles, raw_name = self._roles, node.raw_name
+
+        def see(address: int, ask: bool) -> bool:
+            if self._capturing:
+                self._capture.see(address)
+                return False
+            standin = self._standin
+            if ask and standin is not None and standin.is_expected:
+                standin.give(address)  # a matmul need not have a name: a scale after it may
+            name = raw_name(address)
+            if not name.startswith(MOE):  # most of a graph
+                return False
+            role = roles.get(name)
+            if role is None:
+                role = roles[name] = Role.of(name)
+            counter = self.head_counter if is_head else self.target_counter
+            try:
+                if ask:
+                    return self._asks(address, role, counter)
+                interrupts.raise_if_pending()
+                self._computed(address, role, counter)
+            except BaseException:
+                self._settle_down()
+                raise
+            return True
+
+        return see
+
+    def begins(self, tokens: Sequence[int], _position: int, _outputs: str, _hidden: object) -> None:
+        """A decode of the target is about to start (see :data:`Begins`).
+
+        Raises:
+            ReadFault: a file is no longer the one that was opened.
+        """
+        if self._ahead is None:
+            return
         try:
-            self._computed(address, counter)
+            self._ahead.begins(tokens, self._number, self.target_counter, self._passes_by)
+            self._charge_kernel_reads(self.target_counter)
         except BaseException:
             self._settle_down()
             raise
-        return True
 
     def capture(self, build_only: Callable[[], None], layers: Iterable[int]) -> None:
         """See the experts of ``layers`` while ``build_only`` shows their graph.
@@ -138,13 +165,13 @@ class Streamer:
         if config.cache_mb:
             self._place = self._cache_memory()
             self.cache = ExpertCache(self._place, self.lanes, self._plan_jobs, self._seams)
+            if config.cache_fill:
+                self._fill(self.cache)
         else:
             self._place = Arena(self.layout, granule_bytes=self.reader.granule_bytes, shared=True)
             self._bind(self._place)
-        if config.overlap:
-            self._stops = dict(self._capture.stops)
-            for layer, part in self._stops.values():
-                self._later[layer] = self._later.get(layer, frozenset()) | {part}
+        stops = self._capture.stops if config.overlap else {}
+        self._pending = Pending(self.lanes, self._seams, stops, self._place.slice_view)
         if config.prefetch or config.predict_prefetch or config.predict_log:
             self._ahead = ReadAhead(
                 config,
@@ -154,7 +181,18 @@ class Streamer:
                 self.cache,
                 self.lanes,
                 self.reader,
+                top_k=self.plan.n_used,
             )
+        # A seam that changes what is routed has to see all of it.
+        if self.cache is not None and not acts(self._seams, "routing"):
+            self._whole = WholeLayers(
+                self.layout.layers,
+                self.cache,
+                self._standin,
+                (lambda _layer: ()) if self._ahead is None else self._ahead.targets,
+                self._seams,
+            )
+        self.lanes.serve(memory_stays=self._standin is not None)
 
     def resize(self, config: Config) -> None:
         """Another ``cache_mb`` from now on.
@@ -171,7 +209,7 @@ class Streamer:
 
     def await_reads(self) -> None:
         """Wait for what the layer that has just routed needs; its matmuls would only then."""
-        self.lanes.wait([job for jobs in self._pending.values() for job in jobs])
+        self._pending.wait_for_all()
 
     @property
     def place(self) -> Arena | CacheMemory:
@@ -186,8 +224,13 @@ class Streamer:
     def begin(self, metrics: Metrics) -> None:
         """A new sequence begins, to be charged to ``metrics``."""
         self.target_counter = self.head_counter = metrics.prefill
+        self._n_kernel_reads = self.lanes.n_kernel_reads
+        self._pending.cancel()  # the last sequence may have been broken off before its stops
         if self._ahead is not None:
             self._ahead.begin(metrics)
+        if self._whole is not None:
+            # Another budget, or the last sequence was broken off while a graph was being changed.
+            self._whole.forget()
         if self.cache is not None:
             self.cache.report = metrics.cache = CacheReport(
                 self.cache.budget_bytes, self.cache.resident_bytes
@@ -197,7 +240,9 @@ class Streamer:
         """Stop the lanes; the buffers stay, for the model's tensors point into them."""
         self.lanes.close()
         # The cache refers to this object: a cycle would keep the buffers until a collection.
-        self.cache = self._ahead = None
+        if self._ahead is not None:
+            self._ahead.close()
+        self.cache = self._ahead = self._whole = None
 
     @property
     def _path(self) -> str:
@@ -232,41 +277,52 @@ class Streamer:
         self._bind(arena)
         return PagedMemory(self.layout, arena, budget)
 
+    def _fill(self, cache: ExpertCache) -> None:
+        self.reader.check_unchanged()
+        cache.fill(
+            {layer: tensors[0].n_expert for layer, tensors in self.layout.layers.items()},
+            lambda done, total: self._progress("experts", done, total),
+        )
+
     def _bind(self, arena: Arena) -> None:
         for tensor in self._capture.found_experts():
             for address in self._capture.found[tensor.name]:
                 node.rebind(address, arena.address(tensor))
 
-    def _asks(self, address: int) -> bool:
-        if node.name_starts_with(address, ROUTING):
-            return router_layer(node.name(address)) is not None
-        if self._ahead is not None and node.name_starts_with(address, ROUTER):
-            return self._ahead.asks(address)
-        stop = self._stops.get(node.name(address)) if self._pending else None
-        return stop is not None and self._is_awaited(stop[1])
+    def _asks(self, address: int, role: Role, counter: ReadCounter) -> bool:
+        if role.routes:
+            top_k, rows = node.shape(address)[:2]
+            if rows == 1 and self._passes_by(role.layer):
+                counter.n_hits += top_k
+                return False
+            return True
+        if role.is_router:
+            return self._ahead is not None and self._ahead.asks(
+                address, role.layer, self._passes_by
+            )
+        return self._pending.stops_after(role.name)
 
-    def _is_awaited(self, part: str) -> bool:
-        """Whether compute has to stop before ``part`` is used: every stop costs a start."""
-        jobs = self._pending.get(part, ())
-        return self._watched or any(job.error is not None or not job.is_done for job in jobs)
+    def _passes_by(self, layer: int) -> bool:
+        return self._whole is not None and layer in self._whole.passed_by
 
-    def _computed(self, address: int, counter: ReadCounter) -> None:
-        if node.name_starts_with(address, ROUTING):
-            self._stream(address, counter)
-            return
-        stop = self._stops.get(node.name(address))
-        if stop is not None:
-            self._wait_for(stop[0], [stop[1]], counter)
-        elif self._ahead is not None:
+    def _computed(self, address: int, role: Role, counter: ReadCounter) -> None:
+        if role.routes:
+            self._stream(address, role.layer, counter)
+        elif not self._pending.wait_after(role.name, counter) and self._ahead is not None:
             self._ahead.keep_input()
+        self._charge_kernel_reads(counter)
 
-    def _stream(self, address: int, counter: ReadCounter) -> None:
-        layer = router_layer(node.name(address))
-        tensors = self.layout.layers.get(-1 if layer is None else layer)
-        if layer is None or tensors is None:
+    def _charge_kernel_reads(self, counter: ReadCounter) -> None:
+        n = self.lanes.n_kernel_reads
+        counter.n_kernel_reads += n - self._n_kernel_reads
+        self._n_kernel_reads = n
+
+    def _stream(self, address: int, layer: int, counter: ReadCounter) -> None:
+        tensors = self.layout.layers.get(layer)
+        if tensors is None:
             raise SystemFault(f"{self._path}: {node.name(address)} routes, but has no experts")
         view, flat = node.routing(address)
-        self._pending, self._watching = {}, []
+        self._pending.begin(layer)
         if not len(view):
             return
         selected = np.asarray(self._seams.routing(view, flat))
@@ -274,22 +330,18 @@ class Streamer:
         if experts[0] < 0 or experts[-1] >= tensors[0].n_expert:
             raise SystemFault(f"layer {layer} routed to expert {experts[-1]} (or {experts[0]})")
         self._number += 1
+        self.lanes.reap()
         if self.cache is not None:
             self._load_cached(self.cache, layer, experts, counter)
         else:
             self._load_all_anew(tensors, experts, counter)
         # All this while the lanes read what this layer waits for.
-        if self._standin is not None:
-            self._standin.place(layer, view)
+        is_whole = self._whole is not None and self._whole.check(layer, has_all=not self._pending)
+        if self._standin is not None and not is_whole:
+            self._standin.place(layer, view.ravel().tolist(), view.shape[1])
         if self._ahead is not None:
             self._ahead.look(layer, selected, self._number, counter)
-        order = self._capture.orders[layer]
-        later = self._later.get(layer, frozenset())
-        self._wait_for(layer, [part for part in order if part not in later], counter)
-        if later:
-            # What was read ahead is not of the bytes that were asked for here.
-            jobs = (j for part in later for j in self._pending.get(part, ()) if not j.is_ahead)
-            counter.overlapped_bytes += sum(j.read.needed_bytes for j in jobs)
+        self._pending.wait(layer, self._capture.orders[layer], counter)
 
     def _load_all_anew(
         self, tensors: Sequence[ExpertTensor], experts: list[int], counter: ReadCounter
@@ -304,8 +356,8 @@ class Streamer:
             if self.config.load_all:
                 jobs = [Job(read) for read in arena.whole_reads(tensor, alignment)]
             else:
-                jobs = [job for e in experts for job in self._slice_jobs(tensor, e, is_ahead=False)]
-            self._pending[tensor.part] = jobs
+                jobs = [job for e in experts for job in self._slice_jobs(tensor, e, False)]
+            self._pending.add(tensor.part, jobs)
         if self.config.load_all:
             experts = list(range(tensors[0].n_expert))
         counter.n_misses += len(experts)
@@ -315,21 +367,13 @@ class Streamer:
         self, cache: ExpertCache, layer: int, experts: list[int], counter: ReadCounter
     ) -> None:
         tensors = self.layout.layers[layer]
-        missing: list[int] = []
-        awaited: list[Entry] = []
-        for expert in experts:
-            entry = cache.get((layer, expert))
-            if entry is None:
-                missing.append(expert)
-                continue
-            entry.needed_in = self._number
-            counter.n_hits += 1
-            if entry.is_in_flight() and self._seams.waits_for_ahead(layer, expert):
-                awaited.append(entry)
-            if entry.is_ahead:
-                entry.is_ahead = False
-                counter.n_ahead_used += 1
-                counter.n_ahead_awaited += bool(entry.jobs)
+        found = cache.request(layer, experts, self._number)
+        missing = found.missing
+        waits = self._seams.waits_for_ahead
+        awaited = [entry for entry in found.in_flight if waits(layer, entry.expert)]
+        counter.n_hits += found.n_hits
+        counter.n_ahead_used += found.n_ahead
+        counter.n_ahead_awaited += found.n_ahead_awaited
         if self._ahead is not None:
             self._ahead.passed(layer)
         counter.n_misses += len(missing)
@@ -338,46 +382,30 @@ class Streamer:
         counter.n_evicted += cache.n_evicted - evicted
         for entry in (*awaited, *loaded):
             for part, jobs in entry.jobs.items():
-                self._pending.setdefault(part, []).extend(jobs)
+                self._pending.add(part, jobs)
         for entry in awaited:
-            self.lanes.hurry(job for jobs in entry.jobs.values() for job in jobs)
+            self.lanes.hurry(entry.all_jobs())
         if loaded:
             self._submit(tensors, missing, counter)
-        if self._watched:
-            self._watching += [(tensor, entry.expert) for entry in awaited for tensor in tensors]
+        self._pending.watch(tensors, [entry.expert for entry in awaited])
 
     def _submit(
         self, tensors: Sequence[ExpertTensor], experts: list[int], counter: ReadCounter
     ) -> None:
-        """Queue what is pending and new, the part that is needed first before the others."""
         self.reader.check_unchanged()
-        order = self._capture.orders[tensors[0].layer]
-        jobs = [job for part in order for job in self._pending.get(part, ()) if not job.is_ahead]
-        self.lanes.submit(jobs)
+        jobs = self._pending.submit(self._capture.orders[tensors[0].layer])
         counter.read_bytes += sum(job.read.needed_bytes for job in jobs)
         counter.slice_bytes += sum(t.slice_bytes for t in tensors) * len(experts)
         counter.n_slices += len(tensors) * len(experts)
-        if self._watched:
-            self._watching += [(tensor, expert) for tensor in tensors for expert in experts]
-
-    def _wait_for(self, layer: int, parts: Iterable[str], counter: ReadCounter) -> None:
-        for part in parts:
-            jobs = self._pending.pop(part, None)
-            if jobs and self._seams.waits(layer, part):
-                counter.stall_s += self.lanes.wait(jobs)
-            if self._watched:
-                for tensor, expert in self._watching:
-                    if tensor.part == part:
-                        view = self._place.slice_view(tensor, expert)
-                        self._seams.slice_read(layer, part, expert, view)
+        self._pending.watch(tensors, experts)
 
     def _plan_jobs(self, layer: int, expert: int, is_ahead: bool) -> JobsByPart:
-        return {
-            tensor.part: self._slice_jobs(tensor, expert, is_ahead=is_ahead)
-            for tensor in self.layout.layers[layer]
-        }
+        jobs = {}
+        for tensor in self.layout.layers[layer]:
+            jobs[tensor.part] = self._slice_jobs(tensor, expert, is_ahead)
+        return jobs
 
-    def _slice_jobs(self, tensor: ExpertTensor, expert: int, *, is_ahead: bool) -> list[Job]:
+    def _slice_jobs(self, tensor: ExpertTensor, expert: int, is_ahead: bool) -> list[Job]:
         seams = self._seams
         source = seams.slice_source(tensor.layer, tensor.part, expert, tensor.n_expert)
         if source is None:
@@ -388,8 +416,7 @@ class Streamer:
 
     def _settle_down(self) -> None:
         """After an error: no lane may still write into what the next pass uses."""
-        self.lanes.cancel(job for jobs in self._pending.values() for job in jobs)
-        self._pending = {}
+        self._pending.cancel()
         if self._ahead is not None:
             self._ahead.forget()
         if self.cache is not None:

@@ -22,13 +22,14 @@ class Held:
 
     ``dense_bytes`` of dense weights were brought in at load, ``dense_owned_bytes`` is the memory
     of our own among that, ``cache_bytes`` the cache's pages or slots. ``is_direct`` says that reads
-    bypass the page cache.
+    bypass the page cache, ``kernel_reads`` that the kernel is given those that run under compute.
     """
 
     dense_bytes: int = 0
     dense_owned_bytes: int = 0
     cache_bytes: int = 0
     is_direct: bool = False
+    kernel_reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,4 +100,5 @@ def _held(session: Session) -> Held:
         dense_owned_bytes=streamer.dense.owned_bytes,
         cache_bytes=streamer.cache.resident_bytes if streamer.cache is not None else 0,
         is_direct=streamer.reader.is_direct,
+        kernel_reads=streamer.lanes.uses_kernel,
     )

@@ -20,7 +20,8 @@ class ReadCounter:
     else ``n_misses``; without a cache all are misses. ``n_evicted`` left the cache. ``n_ahead``
     experts of ``ahead_bytes`` were read ahead, ``n_ahead_used`` of them routed to while they
     were there, ``n_ahead_awaited`` of those still on their way then. ``overlapped_bytes``
-    were demanded, and not waited for before compute went on.
+    were demanded, and not waited for before compute went on. ``n_kernel_reads`` are the reads
+    that the kernel was given in the place of a lane.
     """
 
     read_bytes: int = 0
@@ -35,6 +36,7 @@ class ReadCounter:
     n_ahead_awaited: int = 0
     ahead_bytes: int = 0
     overlapped_bytes: int = 0
+    n_kernel_reads: int = 0
 
     @property
     def hit_rate(self) -> float:

@@ -38,6 +38,7 @@ def test_the_options_of_the_issue_are_there() -> None:
         " --json --spec-type --spec-draft-n-max --spec-draft-n-min --spec-draft-p-min"
         " --cache-mb --cache-floor-mb --cache-ceil-mb --force-cache --dense-weights --overlap"
         " --prefetch --predict-prefetch --predict-spec-max --predict-log --prefetch-sync"
+        " --cache-fill"
     )
     assert flags >= set(named.split())
 
@@ -108,10 +109,15 @@ STREAMED = Config(model="m", moe_stream=True)
         (Config(model="m", dense_weights="warm"), "--dense-weights: has no effect without --moe-"),
         (Config(model="m", io_threads=2), "--io-threads: has no effect without --moe-stream"),
         (STREAMED.replace(force_cache=True), "--force-cache: has no effect without --cache-mb"),
+        (STREAMED.replace(cache_fill=True), "--cache-fill: has no effect without --cache-mb"),
         (STREAMED.replace(cache_floor_mb=1), "--cache-floor-mb: has no effect without --cache-mb "),
         (
             STREAMED.replace(cache_mb=64, cache_ceil_mb=1),
             "--cache-ceil-mb: has no effect without --cache-mb auto",
+        ),
+        (
+            STREAMED.replace(kernel_reads=False),
+            "--no-kernel-reads: has no effect without --overlap, --prefetch or --predict-prefetch",
         ),
         (STREAMED.replace(prefetch_sync=True), "--prefetch-sync: has no effect without --prefetch"),
         (
@@ -128,6 +134,7 @@ def test_a_setting_of_streaming_without_effect_is_named(config: Config, words: s
 def test_settings_of_streaming_with_an_effect_are_not_named() -> None:
     full = STREAMED.replace(
         cache_mb="auto", cache_floor_mb=1, cache_ceil_mb=2, force_cache=True, io_threads=2,
+        cache_fill=True, kernel_reads=False,
         predict_prefetch=True, predict_spec_max=2, prefetch_sync=True, dense_weights="mmap",
         overlap=True, predict_log=True,
     )  # fmt: skip

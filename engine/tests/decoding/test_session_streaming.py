@@ -134,3 +134,22 @@ def test_what_auto_came_to_can_be_cut_to_whole_mib(opened: Open, prompt: str) ->
     assert isinstance(wanted, int)
     session.generate(prompt, n=2, cache_mb=wanted).run()
     assert session.streamer.cache.budget_bytes == wanted * MIB
+
+
+@pytest.mark.parametrize("memory_kind", ["slots", "pages"])
+def test_a_cache_that_is_filled_at_load(opened: Open, prompt: str, memory_kind: str) -> None:
+    sound = opened().generate(prompt).run().evidence()
+    changes = STREAMED | {"cache_memory": memory_kind, "cache_fill": True}
+    session = opened(**changes, cache_mb=64)  # room for all of them
+    held = resident_bytes(session)
+    assert held > 4 * MIB
+    running = session.generate(prompt)
+    same(running.run().evidence(), sound)
+    assert resident_bytes(session) == held
+    metrics = running.metrics
+    for counter in (metrics.prefill, metrics.decode):
+        assert counter.n_misses == counter.read_bytes == 0
+        assert counter.n_hits > 0
+    small = opened(**changes, cache_mb=4)
+    assert 3 * MIB < resident_bytes(small) <= 4 * MIB
+    same(small.generate(prompt).run().evidence(), sound)

@@ -45,15 +45,12 @@ class Rig:
     def route(self, layer: int, experts: Iterable[int]) -> tuple[set[int], set[int]]:
         """A pass through a layer: experts that were there, and that were read."""
         self.number += 1
-        hits, missing, waiting = set(), set(), []
-        for expert in experts:
-            slot = self.cache.get((layer, expert))
-            if slot is None:
-                missing.add(expert)
-            else:
-                slot.needed_in, slot.is_ahead = self.number, False
-                hits.add(expert)
-                waiting += jobs_of(slot)
+        experts = list(experts)
+        found = self.cache.request(layer, experts, self.number)
+        missing = set(found.missing)
+        hits = set(experts) - missing
+        assert found.n_hits == len(hits)
+        waiting = [job for slot in found.in_flight for job in jobs_of(slot)]
         loaded = self.cache.load(layer, sorted(missing), self.number) if missing else []
         jobs = [job for slot in loaded for job in jobs_of(slot)]
         self.lanes.submit(jobs)

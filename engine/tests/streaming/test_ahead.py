@@ -53,35 +53,53 @@ def test_what_was_seen_is_a_copy() -> None:
 
 
 def test_the_early_router_names_the_likeliest_of_every_row_first(early: Predictor) -> None:
-    assert early.by_early_router(1, 2) == []
+    assert early.by_early_router(1) == []
     early.saw(0, i32([3, 2]), f32([0, 1, 2, 3]))
-    assert early.by_early_router(1, 2) == [0, 1]
-    assert early.by_early_router(1, 4) == [0, 1, 2, 3]
+    assert early.by_early_router(1) == [0, 1]
+    early.early(1, f32([0, 1, 2, 3]), 4)
+    assert early.by_early_router(1) == [0, 1, 2, 3]
     early.saw(0, i32([3, 2], [0, 1]), f32([0, 1, 2, 3], [3, 1, 0, 2]))
     # Rows' choices: 0 then 1; 3 then 0. No expert twice.
-    assert early.by_early_router(1, 2) == [0, 3, 1]
+    assert early.by_early_router(1) == [0, 3, 1]
 
 
 def test_the_early_router_is_of_this_pass_only(early: Predictor) -> None:
     early.saw(0, i32([3, 2]), f32([0, 1, 2, 3]))
     early.saw(1, i32([0, 1]), f32([3, 2, 1, 0]))
-    assert early.by_early_router(1, 2) == []
-    assert early.by_early_router(2, 2) == []  # it has no router here
+    assert early.by_early_router(1) == []
+    assert early.by_early_router(2) == []  # it has no router here
     early.saw(0, i32([3, 2]), None)
-    assert early.by_early_router(1, 2) == []
+    assert early.by_early_router(1) == []
+
+
+def test_the_first_layers_router_runs_before_the_pass_does(early: Predictor) -> None:
+    early.counts = {}
+    early.early(0, f32([0, 1, 2, 3], [3, 2, 1, 0]), 2)
+    assert early.by_early_router(0) == [3, 0, 2, 1]
+    early.saw(0, i32([3, 2], [0, 3]), f32([0, 1, 2, 3], [3, 2, 1, 0]))
+    assert early.by_early_router(0) == []  # it has had its turn
+    # Named: 3, 2 and 0, 1.
+    assert early.counts[EARLY] == Predictions(4, 3)
+
+
+def test_a_prediction_of_other_rows_is_not_counted(early: Predictor) -> None:
+    early.counts = {}
+    early.early(0, f32([0, 1, 2, 3], [3, 2, 1, 0]), 2)
+    early.saw(0, i32([3, 2]), None)
+    assert EARLY not in early.counts
 
 
 def test_the_early_router_is_of_the_next_layer_that_routes() -> None:
     predictor = Predictor({0: router([0, 1, 2, 3]), 3: router([3, 2, 1, 0])}, {0: 3})
     predictor.saw(0, i32([3, 2]), f32([0, 1, 2, 3]))
-    assert predictor.by_early_router(1, 2) == []
-    assert predictor.by_early_router(3, 2) == [0, 1]
+    assert predictor.by_early_router(1) == []
+    assert predictor.by_early_router(3) == [0, 1]
 
 
 def test_a_new_sequence_remembers_nothing(early: Predictor) -> None:
     early.saw(0, i32([3, 2]), f32([0, 1, 2, 3]))
     early.forget()
-    assert early.by_early_router(1, 2) == []
+    assert early.by_early_router(1) == []
     assert early.by_previous_token(0) == []
 
 
@@ -89,11 +107,11 @@ def test_nothing_is_predicted_from_a_wide_pass(early: Predictor) -> None:
     early.counts = {}
     n = ROWS_MAX + 1
     early.saw(0, i32(*[[3, 2]] * n), f32(*[[0, 1, 2, 3]] * n))
-    assert early.by_early_router(1, 2) == []
+    assert early.by_early_router(1) == []
     assert early.counts == {}
     assert early.by_previous_token(0) == [3, 2]  # but the next token has a last one
     early.saw(0, i32(*[[3, 2]] * ROWS_MAX), f32(*[[0, 1, 2, 3]] * ROWS_MAX))
-    assert early.by_early_router(1, 2) == [0, 1]
+    assert early.by_early_router(1) == [0, 1]
 
 
 def test_how_often_each_is_right_is_counted(early: Predictor) -> None:

@@ -47,7 +47,7 @@ def test_looking_for_an_expert_makes_it_the_most_recent(rig: Make) -> None:
     one = rig(experts=2, slices=EVEN)
     one.route(0, {0})
     one.route(1, {0})
-    assert one.cache.get((0, 0)) is not None
+    assert one.cache.request(0, [0], one.number).n_hits == 1
     one.route(2, {0})
     assert (0, 0) in one.cache
     assert (1, 0) not in one.cache
@@ -119,7 +119,7 @@ def test_what_failed_is_read_again(rig: Make) -> None:
     with pytest.raises(ReadFault, match="planted"):
         one.route(0, {1})
     failing.fails = False
-    assert one.cache.get((0, 1)) is None
+    assert one.cache.request(0, [1], one.number + 1).missing == [1]
     assert one.cache.resident_bytes == 0
     assert one.route(0, {1}) == (set(), {1})
     assert one.is_there(0, 1)

@@ -69,8 +69,8 @@ def test_every_expert_has_its_own_slot_where_all_fit() -> None:
     for layer, expert in ((2, 7), (0, 3), (1, 0)):
         memory.take(layer, expert)
     assert slots_of(memory) == {(2, 7): 23, (0, 3): 3, (1, 0): 8}
-    ids, low, n = memory.ids(0, np.array([[3]], np.int32))
-    assert (ids.tolist(), low, n) == ([[0]], 3, 1)
+    ids, low, n = memory.ids(0, [3])
+    assert (ids, low, n) == ([0], 3, 1)
 
 
 def test_the_lowest_slot_is_taken_where_not_all_fit() -> None:
@@ -88,13 +88,11 @@ def test_ids_are_counted_from_the_lowest_slot() -> None:
     memory, _ = one_class(20)
     for layer, expert in ((0, 0), (0, 1), (1, 6), (2, 2), (1, 3)):
         memory.take(layer, expert)
-    routed = np.array([[6, 3], [3, 6], [6, 6]], np.int32)
-    ids, low, n = memory.ids(1, routed)
+    ids, low, n = memory.ids(1, [6, 3, 3, 6, 6, 6])
     assert (low, n) == (2, 3)
-    assert ids.dtype == np.int32
-    assert ids.tolist() == [[0, 2], [2, 0], [0, 0]]
-    with pytest.raises(SystemFault, match="layer 1: routed expert 4 has no slot in the cache"):
-        memory.ids(1, np.array([[6, 4]], np.int32))
+    assert ids == [0, 2, 2, 0, 0, 0]
+    with pytest.raises(SystemFault, match="layer 1: expert 4 has no slot in the cache"):
+        memory.ids(1, [6, 4])
 
 
 def test_an_expert_without_a_slot_has_no_bytes() -> None:
@@ -114,7 +112,7 @@ def test_weights_of_a_matmul_are_where_the_slices_are() -> None:
         for expert in (4, 1):
             memory.take(layer, expert)
     for (layer, expert), slot in slots_of(memory).items():
-        _, low, _ = memory.ids(layer, np.array([[4, 1]], np.int32))
+        _, low, _ = memory.ids(layer, [4, 1])
         for tensor in found.layers[layer]:
             at = memory.address(tensor, low) + (slot - low) * memory.stride(tensor)
             view = np.frombuffer(memory.slice_view(tensor, expert), np.uint8)

@@ -89,7 +89,7 @@ def test_a_layers_matmuls_take_slots_and_nothing_else_does(stage: Stage) -> None
     assert not standin.is_expected
     stage.bring_in(0, 2)
     stage.bring_in(1, 1, 3)
-    standin.place(1, routed)
+    standin.place(1, routed.ravel().tolist(), TOP_K)
     assert standin.is_expected
     standin.give(stage.layers[0].nodes[0])
     assert tensor.source(stage.layers[0].nodes[0], 2) == stage.layers[0].ids
@@ -103,14 +103,14 @@ def test_a_layers_matmuls_take_slots_and_nothing_else_does(stage: Stage) -> None
     stage.memory.give_back(1, 1)
     stage.bring_in(1, 0)
     routed = np.array([[0, 3], [3, 0], [0, 3]], np.int32)
-    standin.place(1, routed)
+    standin.place(1, routed.ravel().tolist(), TOP_K)
     for node in layer.nodes:
         standin.give(node)
     got = [layer.compute(0), layer.compute(1)]
     layer.graph.fill(layer.ids, routed.tobytes())
     for i, weight in enumerate(layer.weights):
         plain = layer.values[i].copy()
-        tensor.bind_experts(weight, plain.ctypes.data, N_EXPERT, SLICE)
+        tensor.ExpertWeights(weight).bind(plain.ctypes.data, N_EXPERT, SLICE)
         again = layer.graph.compute(layer.matmul(weight), 3 * TOP_K * N_ROWS).tobytes()
         assert got[i] == again != right[i]
 
@@ -118,9 +118,8 @@ def test_a_layers_matmuls_take_slots_and_nothing_else_does(stage: Stage) -> None
 def test_what_was_expected_of_a_pass_that_failed_is_forgotten(stage: Stage) -> None:
     stage.bring_in(0, 0, 1)
     stage.bring_in(1, 0, 1)
-    routed = np.array([[1, 0]] * 3, np.int32)
-    stage.standin.place(0, routed)
-    stage.standin.place(1, routed)
+    stage.standin.place(0, [1, 0] * 3, TOP_K)
+    stage.standin.place(1, [1, 0] * 3, TOP_K)
     stage.standin.give(stage.layers[0].nodes[0])
     assert tensor.source(stage.layers[0].nodes[0], 2) == stage.layers[0].ids
 
@@ -128,7 +127,59 @@ def test_what_was_expected_of_a_pass_that_failed_is_forgotten(stage: Stage) -> N
 def test_an_expert_that_is_not_there_binds_nothing(stage: Stage) -> None:
     stage.bring_in(0, 0)
     before = tensor.data(stage.layers[0].weights[0])
-    with pytest.raises(SystemFault, match="layer 0: routed expert 1 has no slot in the cache"):
-        stage.standin.place(0, np.array([[0, 1]], np.int32))
+    with pytest.raises(SystemFault, match="layer 0: expert 1 has no slot in the cache"):
+        stage.standin.place(0, [0, 1], TOP_K)
     assert tensor.data(stage.layers[0].weights[0]) == before
     assert not stage.standin.is_expected
+
+
+# A layer whose experts are all here, in order.
+
+
+@pytest.fixture
+def roomy(stage: Stage) -> Stage:
+    """Room for all, and all of layer 1 in it."""
+    stage.memory.set_budget(2 * N_EXPERT * stage.memory.pools[0].slot_bytes)
+    stage.bring_in(1, *range(N_EXPERT))
+    return stage
+
+
+@pytest.mark.parametrize("n_given", [0, 1, 2])
+def test_a_layer_that_is_released_takes_its_own_ids_again(roomy: Stage, n_given: int) -> None:
+    """However many of its matmuls had taken slots."""
+    layer, standin = roomy.layers[1], roomy.standin
+    routed = np.array([[3, 1], [1, 2], [3, 0]], np.int32)
+    layer.graph.fill(layer.ids, routed.tobytes())
+    right = [layer.compute(0), layer.compute(1)]
+    standin.place(1, routed.ravel().tolist(), TOP_K)
+    for made in layer.nodes[:n_given]:
+        standin.give(made)
+        assert tensor.source(made, 2) != layer.ids
+    standin.release(1)
+    assert standin.is_expected
+    for made in layer.nodes:
+        standin.give(made)
+        assert tensor.source(made, 2) == layer.ids
+    assert not standin.is_expected
+    for i, t in enumerate(layer.tensors):
+        assert tensor.shape(layer.weights[i])[2] == N_EXPERT
+        assert tensor.data(layer.weights[i]) == roomy.memory.address(t, N_EXPERT)
+    assert [layer.compute(0), layer.compute(1)] == right
+    # Other experts, and nobody is asked.
+    other = np.array([[0, 2], [2, 3], [1, 0]], np.int32)
+    layer.graph.fill(layer.ids, other.tobytes())
+    again = [layer.compute(0), layer.compute(1)]
+    standin.place(1, other.ravel().tolist(), TOP_K)
+    for made in layer.nodes:
+        standin.give(made)
+        assert tensor.source(made, 2) != layer.ids
+    assert [layer.compute(0), layer.compute(1)] == again != right
+
+
+def test_a_release_is_of_one_layer(roomy: Stage) -> None:
+    roomy.bring_in(0, 0, 2)
+    roomy.standin.release(1)
+    roomy.standin.place(0, [2, 0] * 3, TOP_K)
+    for made in roomy.layers[0].nodes:
+        roomy.standin.give(made)
+        assert tensor.source(made, 2) != roomy.layers[0].ids

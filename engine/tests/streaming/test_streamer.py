@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ def capture(
         context = Context(
             loaded,
             ContextShape(n_ctx=256, rows_max=8, outputs_max=1),
-            hook=partial(streamer.hook, False),
+            hook=streamer.hook(is_head=False),
         )
         closing.extend((streamer, context))
         streamer.capture(lambda: context.build_only(0), layers)

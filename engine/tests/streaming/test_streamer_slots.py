@@ -90,7 +90,7 @@ def test_the_head_shares_the_trunks_slots(opened: Open, prompt: str) -> None:
     session.generate(prompt).run()
     (pool,) = memory_of(session).pools
     assert set(pool.layers) == set(range(N_LAYERS))
-    assert all((table >= 0).any() for table in pool.table.values())
+    assert all(max(table) >= 0 for table in pool.table.values())
     # All fit: everyone stands beside his neighbours.
     for layer, table in pool.table.items():
         for expert, slot in enumerate(table):

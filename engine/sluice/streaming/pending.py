@@ -1,0 +1,122 @@
+"""The reads that a layer waits for, part by part: at once, or at stops before their matmuls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from sluice.seams import Seams
+from sluice.streaming.lanes import Job, Lanes
+from sluice.streaming.layout import ExpertTensor
+from sluice.telemetry.metrics import ReadCounter
+
+JobsByPart = dict[str, list[Job]]
+
+Stops = Mapping[str, tuple[int, str]]
+"""By the name of the node to stop after: the layer, and the part that the next matmul takes."""
+
+
+class Pending:
+    """What the layer that has routed last still waits for.
+
+    Args:
+        lanes: read it.
+        seams: see :mod:`sluice.seams`.
+        stops: where parts can be waited for later; without any, all is waited for at once.
+        slice_view: the bytes of one expert's slice where they stand, for the seams.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        seams: Seams,
+        stops: Stops,
+        slice_view: Callable[[ExpertTensor, int], memoryview],
+    ) -> None:
+        self._lanes = lanes
+        self._seams = seams
+        self._stops = stops
+        self._slice_view = slice_view
+        self._later: dict[int, set[str]] = {}
+        for layer, part in stops.values():
+            self._later.setdefault(layer, set()).add(part)
+        # Not acts(): who only counts slices wants to see them, too.
+        self._is_watched = type(seams).slice_read is not Seams.slice_read
+        self._layer = -1
+        self._jobs: JobsByPart = {}
+        self._watched: list[tuple[ExpertTensor, int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def begin(self, layer: int) -> None:
+        """Another layer has routed."""
+        self._layer, self._jobs, self._watched = layer, {}, []
+
+    def add(self, part: str, jobs: Iterable[Job]) -> None:
+        """Wait for ``jobs`` before ``part`` is used."""
+        self._jobs.setdefault(part, []).extend(jobs)
+
+    def watch(self, tensors: Sequence[ExpertTensor], experts: Iterable[int]) -> None:
+        """Show these slices to the seams once they are waited for."""
+        if self._is_watched:
+            self._watched += [(tensor, expert) for expert in experts for tensor in tensors]
+
+    def submit(self, order: Iterable[str]) -> list[Job]:
+        """Queue what is new, the part that is needed first before the others."""
+        submitted: list[Job] = []
+        for part in order:
+            jobs = [job for job in self._jobs.get(part, ()) if not job.is_ahead]
+            self._lanes.submit(jobs)
+            submitted += jobs
+        return submitted
+
+    def wait(self, layer: int, order: Iterable[str], counter: ReadCounter) -> None:
+        """For all that no stop is for.
+
+        Raises:
+            ReadFault: a read failed.
+        """
+        later = self._later.get(layer, ())
+        for part in order:
+            if part not in later:
+                self._wait_for(layer, part, counter)
+        # What was read ahead is not of the bytes that were asked for here.
+        jobs = (j for part in later for j in self._jobs.get(part, ()) if not j.is_ahead)
+        counter.overlapped_bytes += sum(job.read.needed_bytes for job in jobs)
+
+    def stops_after(self, name: str) -> bool:
+        """Whether compute has to stop after the node ``name``: every stop costs a start."""
+        stop = self._stops.get(name) if self._jobs else None
+        if stop is None or stop[0] != self._layer:  # a layer that was passed by waits for nothing
+            return False
+        self._lanes.reap()
+        jobs = self._jobs.get(stop[1], ())
+        return self._is_watched or any(job.error is not None or not job.is_done for job in jobs)
+
+    def wait_after(self, name: str, counter: ReadCounter) -> bool:
+        """Wait for the part that is used after the node ``name``; whether that is a stop at all.
+
+        Raises:
+            ReadFault: a read failed.
+        """
+        stop = self._stops.get(name)
+        if stop is not None and stop[0] == self._layer:
+            self._wait_for(stop[0], stop[1], counter)
+        return stop is not None
+
+    def wait_for_all(self) -> None:
+        """For every part, which still counts as waited for at its stop."""
+        self._lanes.wait([job for jobs in self._jobs.values() for job in jobs])
+
+    def cancel(self) -> None:
+        """After an error: no lane may still write into what the next pass uses."""
+        self._lanes.cancel(job for jobs in self._jobs.values() for job in jobs)
+        self._jobs = {}
+
+    def _wait_for(self, layer: int, part: str, counter: ReadCounter) -> None:
+        jobs = self._jobs.pop(part, None)
+        if jobs and self._seams.waits(layer, part):
+            counter.stall_s += self._lanes.wait(jobs)
+        for tensor, expert in self._watched:
+            if tensor.part == part:
+                self._seams.slice_read(layer, part, expert, self._slice_view(tensor, expert))
