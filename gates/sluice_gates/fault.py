@@ -84,6 +84,8 @@ class FaultyTarget:
 class Probe(Seams):
     """Passes everything through and remembers which hooks a run came by."""
 
+    is_passive = True
+
     def __init__(self) -> None:
         self.called: set[str] = set()
 
@@ -105,6 +107,10 @@ class Probe(Seams):
     def lane_has_read(self, tensor: str, is_ahead: bool) -> None:
         self.called.add("lane_has_read")
 
+    def hands_over(self, tensor: str, is_ahead: bool) -> bool:
+        self.called.add("hands_over")
+        return True
+
     def waits(self, layer: int, part: str) -> bool:
         self.called.add("waits")
         return True
@@ -124,6 +130,10 @@ class Probe(Seams):
     def spares_shared_page(self) -> bool:
         self.called.add("spares_shared_page")
         return True
+
+    def takes_for_whole(self, layer: int, is_whole: bool) -> bool:
+        self.called.add("takes_for_whole")
+        return is_whole
 
     def routing(self, selected: Rows, flat: Rows) -> Any:
         self.called.add("routing")
@@ -156,7 +166,7 @@ class Probe(Seams):
 
 def hooks() -> set[str]:
     """Every hook of the seam."""
-    return {name for name in vars(Seams) if not name.startswith("_")}
+    return {name for name, value in vars(Seams).items() if callable(value) and name[0] != "_"}
 
 
 def planted(fault: Fault) -> set[str]:

@@ -100,6 +100,25 @@ def used_ahead(run: Run) -> int:
     return run.metrics.prefill.n_ahead_used + run.metrics.generated.n_ahead_used
 
 
+def handed_over(run: Run) -> int:
+    """Reads that the kernel was given over the whole run."""
+    return run.metrics.prefill.n_kernel_reads + run.metrics.generated.n_kernel_reads
+
+
+def by_kernel(runs: Iterable[Run]) -> str:
+    """How many reads the kernel was given, in words; some, where it can be given any.
+
+    Raises:
+        GateFailure: it could have been.
+    """
+    mine = [run for run in runs if run.held.kernel_reads]
+    if not mine:
+        return "no read for the kernel here"
+    n = sum(map(handed_over, mine))
+    need(n, "no read was handed over to the kernel")
+    return f"{n} reads by the kernel"
+
+
 def overlapped_mib(runs: Iterable[Run]) -> float:
     """MiB that were not waited for before compute went on; each run must have had some."""
     total = 0

@@ -91,6 +91,45 @@ class OverlapWaitForgotten(Fault):
         return part != "down"
 
 
+class ReadHandedOverLost(Fault):
+    """A read that the kernel was to perform is taken for done, and was never made."""
+
+    name = "read-handed-over-lost"
+
+    def acts_in(self, config: Config) -> bool:
+        return config.overlap or _reads_ahead(config)
+
+    def hands_over(self, tensor: str, is_ahead: bool) -> bool:
+        return False
+
+
+class KernelReadsIgnored(Fault):
+    """``--no-kernel-reads`` does nothing."""
+
+    name = "kernel-reads-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(kernel_reads=True)
+
+
+class LayerWholeEarly(Fault):
+    """A layer computes as if all its experts were in the cache, before they are."""
+
+    name = "layer-whole-early"
+
+    def takes_for_whole(self, layer: int, is_whole: bool) -> bool:
+        return True
+
+
+class CacheFillIgnored(Fault):
+    """``--cache-fill`` does nothing."""
+
+    name = "cache-fill-ignored"
+
+    def config(self, config: Config) -> Config:
+        return config.replace(cache_fill=False)
+
+
 class CacheIgnored(Fault):
     """Nothing is cached, and so nothing read ahead."""
 

@@ -16,8 +16,10 @@ from sluice_gates.streamed import (
     MIB,
     PAGES,
     budgets,
+    by_kernel,
     evicted,
     foretold,
+    handed_over,
     hits,
     need,
     overlapped_mib,
@@ -38,7 +40,13 @@ CONTROL = "control"
 @gate(
     level="logits",
     claims="no cache budget changes a logit",
-    kills=("evicted-slot-read", "shared-page-dropped", "cache-ignored", "cache-unbounded"),
+    kills=(
+        "evicted-slot-read",
+        "shared-page-dropped",
+        "layer-whole-early",
+        "cache-ignored",
+        "cache-unbounded",
+    ),
     needs=("experts",),
 )
 def test_cache_budgets(bench: Bench) -> str:
@@ -47,7 +55,8 @@ def test_cache_budgets(bench: Bench) -> str:
     Below all experts each run must evict and hit; with all of them none may be evicted. Experts
     stand in slots; the smallest, the largest and the whole budget are run with pages, too.
 
-    Kills evicted-slot-read, shared-page-dropped, cache-ignored and cache-unbounded.
+    Kills evicted-slot-read, shared-page-dropped, layer-whole-early, cache-ignored and
+    cache-unbounded.
     """
     prompt, found = bench.general[0], budgets(bench)
     whole = [streamed(bench, prompt, cache_mb=found.whole_mb, **way) for way in ({}, PAGES)]
@@ -97,6 +106,31 @@ def test_cache_off_is_all_cached(bench: Bench) -> str:
 
 @gate(
     level="logits",
+    claims="a cache that is filled at load streams nothing afterwards, and changes no logit",
+    kills=("cache-fill-ignored", "cache-ignored"),
+    needs=("experts",),
+)
+def test_cache_fill(bench: Bench) -> str:
+    """Every expert is there before the prompt, in slots and in pages, alone and with MTP.
+
+    Kills cache-fill-ignored and cache-ignored.
+    """
+    prompt, runs = bench.general[0], []
+    heads: tuple[dict[str, Any], ...] = ({}, {"mtp": True}) if bench.model.facts.has_head else ({},)
+    for way, head in itertools.product(({}, PAGES), heads):
+        whole_mb = budgets(bench, **head).whole_mb
+        run = streamed(bench, prompt, cache_mb=whole_mb, cache_fill=True, **way, **head)
+        counters = (run.metrics.prefill, run.metrics.decode, run.metrics.head)
+        missed = sum(counter.n_misses for counter in counters)
+        if missed:
+            raise GateFailure(f"{missed} experts read after a cache of {whole_mb} MiB was filled")
+        need(hits(run), "no hit in a filled cache")
+        runs.append(run)
+    return f"{measured(runs)}, {sum(map(hits, runs))} experts found, none read"
+
+
+@gate(
+    level="logits",
     claims="evicting experts of every layer changes no logit",
     kills=("evicted-slot-read", "cache-ignored", "cache-unbounded"),
     needs=("experts",),
@@ -123,24 +157,37 @@ def test_eviction_in_every_layer(bench: Bench) -> str:
 @gate(
     level="logits",
     claims="overlap changes no logit, on any number of lanes",
-    kills=("overlap-wait-forgotten", "overlap-ignored", "cache-ignored"),
+    kills=(
+        "overlap-wait-forgotten",
+        "read-handed-over-lost",
+        "overlap-ignored",
+        "kernel-reads-ignored",
+        "cache-ignored",
+    ),
     needs=("experts",),
     once=True,
 )
 def test_overlap_lanes(bench: Bench) -> str:
     """Reads that run on under the matmuls: 1, 2, 4 and 8 lanes, with a cache and without.
 
-    Kills overlap-wait-forgotten, overlap-ignored and cache-ignored.
+    And with a cache whose reads the kernel is given, where this system lets it have them.
+
+    Kills overlap-wait-forgotten, read-handed-over-lost, overlap-ignored, kernel-reads-ignored and
+    cache-ignored.
     """
     prompt, found = bench.general[0], budgets(bench)
+    cached: dict[str, Any] = {"cache_mb": found.smallest_mb}
+    ways = [{**cache, "io_threads": n} for cache in ({}, cached) for n in LANES]
+    ways = [{**way, "kernel_reads": False} for way in ways] + [cached]
     runs = []
-    for cache_mb, lanes in itertools.product((0, found.smallest_mb), LANES):
-        changes = {"cache_mb": cache_mb} if cache_mb else {}
-        run = streamed(bench, prompt, overlap=True, io_threads=lanes, **changes)
-        if cache_mb:
-            need(evicted(run), f"nothing evicted from a cache of {cache_mb} MiB")
+    for way in ways:
+        run = streamed(bench, prompt, overlap=True, **way)
+        if "cache_mb" in way:
+            need(evicted(run), f"nothing evicted from a cache of {found.smallest_mb} MiB")
+        if not way.get("kernel_reads", True) and handed_over(run):
+            raise GateFailure(f"the kernel was given {handed_over(run)} reads of lanes")
         runs.append(run)
-    return f"{measured(runs)}, {overlapped_mib(runs):.0f} MiB overlapped"
+    return f"{measured(runs)}, {overlapped_mib(runs):.0f} MiB overlapped, {by_kernel(runs[-1:])}"
 
 
 @gate(
@@ -150,6 +197,7 @@ def test_overlap_lanes(bench: Bench) -> str:
         "evicted-slot-read",
         "read-ahead-ready-early",
         "slot-in-flight-dropped",
+        "read-handed-over-lost",
         "prefetch-ignored",
         "prefetch-sync-ignored",
         "cache-ignored",
@@ -163,8 +211,9 @@ def test_prefetch(bench: Bench) -> str:
 
     The cache holds half a token's experts: a larger one has what the previous token routed to.
 
-    Kills evicted-slot-read, read-ahead-ready-early, slot-in-flight-dropped, prefetch-ignored,
-    prefetch-sync-ignored, cache-ignored and cache-unbounded.
+    Kills evicted-slot-read, read-ahead-ready-early, slot-in-flight-dropped,
+    read-handed-over-lost, prefetch-ignored, prefetch-sync-ignored, cache-ignored and
+    cache-unbounded.
     """
     found = budgets(bench)
     if found.scant_mb * MIB >= found.token_bytes:
@@ -181,6 +230,7 @@ def test_prefetch(bench: Bench) -> str:
     kills=(
         "evicted-slot-read",
         "read-ahead-ready-early",
+        "read-handed-over-lost",
         "predict-prefetch-ignored",
         "prefetch-sync-ignored",
         "cache-ignored",
@@ -191,8 +241,8 @@ def test_prefetch(bench: Bench) -> str:
 def test_predict_prefetch(bench: Bench) -> str:
     """``--predict-prefetch`` with a legal cache and a scant one, waited for at once and not.
 
-    Kills evicted-slot-read, read-ahead-ready-early, predict-prefetch-ignored,
-    prefetch-sync-ignored, cache-ignored and cache-unbounded.
+    Kills evicted-slot-read, read-ahead-ready-early, read-handed-over-lost,
+    predict-prefetch-ignored, prefetch-sync-ignored, cache-ignored and cache-unbounded.
     """
     found = budgets(bench)
     return _ahead(bench, ({"predict_prefetch": True},), (found.scant_mb, found.smallest_mb))
@@ -317,11 +367,12 @@ def test_mtp_over_streaming(bench: Bench) -> str:
 def _ahead(bench: Bench, ways: tuple[dict[str, Any], ...], cache_mbs: tuple[int, ...]) -> str:
     """Resident and read ahead; used over all of the gate's runs, for some read little ahead."""
     prompt, runs = bench.general[0], []
-    for way, cache_mb, sync in itertools.product(ways, cache_mbs, (False, True)):
+    lanes, at_once = {"kernel_reads": False}, {"prefetch_sync": True}
+    for way, cache_mb, how in itertools.product(ways, cache_mbs, ({}, lanes, at_once)):
         changes = {**way, "cache_mb": cache_mb, "force_cache": True}
-        run = foretold(bench, prompt, **changes, **({"prefetch_sync": True} if sync else {}))
+        run = foretold(bench, prompt, **changes, **how)
         awaited = run.metrics.generated.n_ahead_awaited
-        if sync and awaited:
+        if how is at_once and awaited:
             raise GateFailure(f"{awaited} experts still on their way with --prefetch-sync")
         need(evicted(run), f"nothing evicted from a cache of {cache_mb} MiB")
         runs.append(run)
@@ -329,7 +380,8 @@ def _ahead(bench: Bench, ways: tuple[dict[str, Any], ...], cache_mbs: tuple[int,
     need(n_ahead, "nothing read ahead")
     used = sum(map(used_ahead, runs))
     need(used, "nothing that was read ahead was used")
-    return f"{measured(runs)}, {used} of {n_ahead} experts read ahead were used"
+    said = f"{used} of {n_ahead} experts read ahead were used"
+    return f"{measured(runs)}, {said}, {by_kernel(runs)}"
 
 
 def _peak_bytes(run: Run) -> int:

@@ -26,6 +26,8 @@ REQUIRED = {
     "second-shard-on-first",
     "shared-page-dropped",
     "overlap-wait-forgotten",
+    "read-handed-over-lost",
+    "layer-whole-early",
 }
 
 
@@ -56,11 +58,13 @@ def test_the_probe_sees_every_hook_and_changes_nothing() -> None:
         "slice_shard": (1, 2),
         "lane_reads": ("a", True),
         "lane_has_read": ("a", False),
+        "hands_over": ("a", True),
         "waits": (1, "up"),
         "waits_for_ahead": (1, 2),
         "forgets": (1, 2),
         "spares_in_flight": (),
         "spares_shared_page": (),
+        "takes_for_whole": (1, True),
         "routing": (rows, rows + 1),
         "accepted": (1, 3),
         "rolls_back": (2,),

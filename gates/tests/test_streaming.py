@@ -60,16 +60,19 @@ def obedient(config: Config, run: Run, n_hits: int) -> Run:
     """The run as ``config`` wants it; every later one hits more."""
     is_cached = bool(config.cache_mb)
     is_ahead = bool(config.prefetch) or config.predict_prefetch
+    by_kernel = config.kernel_reads and (is_ahead or config.overlap)
     counter = ReadCounter(
         read_bytes=MIB,
         n_hits=n_hits if is_cached else 0,
-        n_misses=8,
+        n_misses=0 if config.cache_fill else 8,
         n_ahead=4 if is_ahead else 0,
         n_ahead_used=2 if is_ahead else 0,
         n_ahead_awaited=int(is_ahead and not config.prefetch_sync),
         overlapped_bytes=MIB if config.overlap else 0,
+        n_kernel_reads=5 if by_kernel else 0,
     )
-    metrics = Metrics(decode=counter, head=ReadCounter(n_misses=int(config.mtp)))
+    n_head = int(config.mtp and not config.cache_fill)
+    metrics = Metrics(decode=counter, head=ReadCounter(n_misses=n_head))
     budget = int(config.cache_mb) * MIB
     if is_cached:
         n = 3 if budget < WHOLE * MIB else 0
@@ -83,6 +86,7 @@ def obedient(config: Config, run: Run, n_hits: int) -> Run:
         dense_owned_bytes=owned,
         cache_bytes=budget // 2,
         is_direct=config.odirect,
+        kernel_reads=by_kernel,
     )
     return dataclasses.replace(run, metrics=metrics, held=held)
 
@@ -170,13 +174,19 @@ def test_runs_are_as_long_as_the_bench_says(gate: Gate, bench_of: BenchOf) -> No
         ("cache-budgets", caching(peak_bytes=3 * MIB), "3145728 bytes in a cache of 2"),
         ("cache-budgets", caching(peak_bytes=MIB), "no evidence: the smallest cache, 2 MiB, holds"),
         ("cache-off-is-all-cached", counting(n_hits=0), "no evidence: no hit with every expert"),
+        ("cache-fill", counting(n_misses=3), "3 experts read after a cache of 7 MiB was filled"),
+        ("cache-fill", counting(n_hits=0), "no evidence: no hit in a filled cache"),
         ("eviction-in-every-layer", caching(evicted_by_layer={0: 1, 1: 1, 3: 1}),
          "no evidence: nothing of layer 2 evicted"),
         ("overlap-lanes", counting(overlapped_bytes=0), "no evidence: nothing overlapped"),
+        ("overlap-lanes", counting(n_kernel_reads=1), "the kernel was given 1 reads of lanes"),
+        ("overlap-lanes", counting(n_kernel_reads=0), "no evidence: no read was handed over"),
         ("overlap-lanes", caching(evicted_by_layer={}), "no evidence: nothing evicted from a ca"),
         ("prefetch", counting(n_ahead=0), "no evidence: nothing read ahead"),
         ("prefetch", counting(n_ahead_used=0), "no evidence: nothing that was read ahead was used"),
         ("prefetch", counting(n_ahead_awaited=1), "1 experts still on their way with --prefetch-s"),
+        ("prefetch", counting(n_kernel_reads=0), "no evidence: no read was handed over"),
+        ("predict-prefetch", counting(n_kernel_reads=0), "no evidence: no read was handed over"),
         ("predict-prefetch", counting(n_ahead=0), "no evidence: nothing read ahead"),
         ("predict-prefetch", caching(evicted_by_layer={}), "no evidence: nothing evicted from a"),
         ("predict-log-control", predicting(), "no evidence: nothing predicted"),
