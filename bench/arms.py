@@ -72,7 +72,9 @@ def all_arms(budgets: Budgets, peer: str = "") -> list[Arm]:
         for suffix, how in READ_AHEAD.items():
             if size or not ("predict_prefetch" in how or "prefetch" in how):
                 words = f"{label}{', ' + suffix[1:] if suffix else ''}"
-                arms.append(_streamed(name + suffix, words, cache_mb=size, **how))
+                fill = {"cache_fill": True} if name == "all" else {}
+                arms.append(_streamed(name + suffix, words, cache_mb=size, **fill, **how))
+    arms.append(_streamed("all-used", "all cached, by use alone", cache_mb=budgets.all))
     for draft in (1, 3):
         mtp: dict[str, Any] = {"mtp": True, "draft": draft}
         size = budgets.third_head
