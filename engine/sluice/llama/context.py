@@ -12,8 +12,8 @@ import numpy.typing as npt
 from llama_cpp import llama_cpp as api
 from llama_cpp import llama_cpp_ext as ext
 
-from sluice import interrupts
 from sluice.errors import SystemFault
+from sluice.interrupts import held_back
 from sluice.llama import library
 from sluice.llama.batch import Batch
 from sluice.llama.model import Model
@@ -112,7 +112,7 @@ class Context:
             SystemFault: llama.cpp reports a failure; whatever the hook raised comes first.
             KeyboardInterrupt: of Ctrl-C meanwhile, when nothing is half done.
         """
-        with interrupts.held_back():
+        with held_back():
             for begins in self.begins:
                 begins(tokens, position, outputs, hidden)
             status = self._decode(tokens, position, outputs=outputs, hidden=hidden)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from sluice import interrupts
 from sluice.config import Config
 from sluice.errors import SystemFault
 from sluice.gguf.header import Header
+from sluice.interrupts import raise_if_pending
 from sluice.llama import tensor as node
 from sluice.llama.context import EvalHook
 from sluice.seams import Seams, acts
@@ -24,10 +25,11 @@ from sluice.streaming.kernel_lanes import lanes_for
 from sluice.streaming.lanes import Job
 from sluice.streaming.layout import ExpertLayout, ExpertTensor
 from sluice.streaming.pages import PagedMemory
-from sluice.streaming.pending import JobsByPart, Pending
+from sluice.streaming.pending import Pending
 from sluice.streaming.plan import streaming_plan
 from sluice.streaming.readahead import ReadAhead
 from sluice.streaming.reader import SliceReader
+from sluice.streaming.slice_jobs import SliceJobs
 from sluice.streaming.slots import slot_memory
 from sluice.streaming.standin import StandIn
 from sluice.streaming.whole import WholeLayers
@@ -83,7 +85,8 @@ class Streamer:
         self._ahead: ReadAhead | None = None
         self._whole: WholeLayers | None = None
         self._number = 0  # of the pass through a layer
-        self._pending: Pending  # settle() makes it
+        self._pending: Pending  # settle() makes both
+        self._jobs: SliceJobs
 
     def hook(self, *, is_head: bool) -> EvalHook:
         """The eval hook of a context: captures or streams, whichever pass this is."""
@@ -106,7 +109,7 @@ class Streamer:
             try:
                 if ask:
                     return self._asks(address, role, counter)
-                interrupts.raise_if_pending()
+                raise_if_pending()
                 self._computed(address, role, counter)
             except BaseException:
                 self._settle_down()
@@ -163,34 +166,29 @@ class Streamer:
         elif config.dense_weights == "warm":
             self.dense.warm(found, self._progress)
         if config.cache_mb:
-            self._place = self._cache_memory()
-            self.cache = ExpertCache(self._place, self.lanes, self._plan_jobs, self._seams)
-            if config.cache_fill:
-                self._fill(self.cache)
+            self._place = memory = self._cache_memory()
         else:
             self._place = Arena(self.layout, granule_bytes=self.reader.granule_bytes, shared=True)
             self._bind(self._place)
+        self._jobs = SliceJobs(self.layout, self.reader, self._place, self._seams)
+        if config.cache_mb:
+            self.cache = ExpertCache(memory, self.lanes, self._jobs.of_expert, self._seams)
+            if config.cache_fill:
+                self.reader.check_unchanged()
+                n_experts = {n: tensors[0].n_expert for n, tensors in self.layout.layers.items()}
+                self.cache.fill(n_experts, partial(self._progress, "experts"))
         stops = self._capture.stops if config.overlap else {}
         self._pending = Pending(self.lanes, self._seams, stops, self._place.slice_view)
         if config.prefetch or config.predict_prefetch or config.predict_log:
             self._ahead = ReadAhead(
-                config,
-                self._header,
-                self.layout,
-                self._capture,
-                self.cache,
-                self.lanes,
-                self.reader,
-                top_k=self.plan.n_used,
-            )
+                config, self._header, self.layout, self._capture, self.cache, self.lanes,
+                self.reader, top_k=self.plan.n_used,
+            )  # fmt: skip
         # A seam that changes what is routed has to see all of it.
         if self.cache is not None and not acts(self._seams, "routing"):
+            targets = (lambda _layer: ()) if self._ahead is None else self._ahead.targets
             self._whole = WholeLayers(
-                self.layout.layers,
-                self.cache,
-                self._standin,
-                (lambda _layer: ()) if self._ahead is None else self._ahead.targets,
-                self._seams,
+                self.layout.layers, self.cache, self._standin, targets, self._seams
             )
         self.lanes.serve(memory_stays=self._standin is not None)
 
@@ -277,13 +275,6 @@ class Streamer:
         self._bind(arena)
         return PagedMemory(self.layout, arena, budget)
 
-    def _fill(self, cache: ExpertCache) -> None:
-        self.reader.check_unchanged()
-        cache.fill(
-            {layer: tensors[0].n_expert for layer, tensors in self.layout.layers.items()},
-            lambda done, total: self._progress("experts", done, total),
-        )
-
     def _bind(self, arena: Arena) -> None:
         for tensor in self._capture.found_experts():
             for address in self._capture.found[tensor.name]:
@@ -356,7 +347,7 @@ class Streamer:
             if self.config.load_all:
                 jobs = [Job(read) for read in arena.whole_reads(tensor, alignment)]
             else:
-                jobs = [job for e in experts for job in self._slice_jobs(tensor, e, False)]
+                jobs = [job for e in experts for job in self._jobs.of_slice(tensor, e)]
             self._pending.add(tensor.part, jobs)
         if self.config.load_all:
             experts = list(range(tensors[0].n_expert))
@@ -398,21 +389,6 @@ class Streamer:
         counter.slice_bytes += sum(t.slice_bytes for t in tensors) * len(experts)
         counter.n_slices += len(tensors) * len(experts)
         self._pending.watch(tensors, experts)
-
-    def _plan_jobs(self, layer: int, expert: int, is_ahead: bool) -> JobsByPart:
-        jobs = {}
-        for tensor in self.layout.layers[layer]:
-            jobs[tensor.part] = self._slice_jobs(tensor, expert, is_ahead)
-        return jobs
-
-    def _slice_jobs(self, tensor: ExpertTensor, expert: int, is_ahead: bool) -> list[Job]:
-        seams = self._seams
-        source = seams.slice_source(tensor.layer, tensor.part, expert, tensor.n_expert)
-        if source is None:
-            return []
-        shard = seams.slice_shard(tensor.shard, len(self.reader.paths))
-        reads = self._place.slice_reads(tensor, expert, source, shard, self.reader.alignment)
-        return [Job(read, is_ahead=is_ahead) for read in reads]
 
     def _settle_down(self) -> None:
         """After an error: no lane may still write into what the next pass uses."""

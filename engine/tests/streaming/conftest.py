@@ -12,6 +12,7 @@ import pytest
 from sluice.seams import NO_SEAMS, Seams
 from sluice.streaming.arena import Arena
 from sluice.streaming.cache import ExpertCache
+from sluice.streaming.kernel_lanes import KernelLanes
 from sluice.streaming.lanes import Lanes
 from sluice.streaming.layout import ExpertLayout
 from sluice.streaming.pages import PagedMemory
@@ -114,3 +115,25 @@ def memory_of(kind: str, layout: ExpertLayout) -> PagedMemory | SlotMemory:
 
 def no_warning(text: str) -> None:
     raise AssertionError(text)
+
+
+@pytest.fixture
+def kernel(make: Callable[..., SliceReader]) -> Iterator[Callable[..., KernelLanes]]:
+    """Kernel lanes over the file (or ``reader=``), already serving; closed when the test ends."""
+    made: list[KernelLanes] = []
+
+    def kernel_(n: int = 2, *, serves: bool = True, **rest: Any) -> KernelLanes:
+        reader = rest.pop("reader", None) or make()
+        if not reader.is_direct:
+            pytest.skip("this file system takes no O_DIRECT")
+        try:
+            made.append(KernelLanes(reader, n, seams=rest.pop("seams", NO_SEAMS)))
+        except OSError as err:
+            pytest.skip(f"this system gives no AIO: {err}")
+        if serves:
+            made[-1].serve(memory_stays=True)
+        return made[-1]
+
+    yield kernel_
+    for one in made:
+        one.close()
