@@ -163,7 +163,8 @@ class KernelLanes(Lanes):
                 key = self._free.pop()
                 self._in_flight[key] = job
                 job.is_handed_over, job.is_queued = True, False
-                if is_needed:
+                # What was read ahead is mostly done: nothing is held up for the rest of it.
+                if is_needed and not job.is_ahead:
                     self._needed.add(key)
                 elif job.is_ahead:
                     self._ahead_bytes += job.read.needed_bytes

@@ -62,12 +62,15 @@ class Pending:
             self._watched += [(tensor, expert) for expert in experts for tensor in tensors]
 
     def submit(self, order: Iterable[str]) -> list[Job]:
-        """Queue what is new, the part that is needed first before the others."""
+        """Queue what is new and hurry what was read ahead, the part that is needed first before."""
         submitted: list[Job] = []
         for part in order:
-            jobs = [job for job in self._jobs.get(part, ()) if not job.is_ahead]
-            self._lanes.submit(jobs)
-            submitted += jobs
+            jobs = self._jobs.get(part, ())
+            new = [job for job in jobs if not job.is_ahead]
+            self._lanes.submit(new)
+            if len(new) < len(jobs):
+                self._lanes.hurry(job for job in jobs if job.is_ahead)
+            submitted += new
         return submitted
 
     def wait(self, layer: int, order: Iterable[str], counter: ReadCounter) -> None:

@@ -374,10 +374,10 @@ class Streamer:
         for entry in (*awaited, *loaded):
             for part, jobs in entry.jobs.items():
                 self._pending.add(part, jobs)
-        for entry in awaited:
-            self.lanes.hurry(entry.all_jobs())
         if loaded:
             self._submit(tensors, missing, counter)
+        elif awaited:
+            self._pending.submit(self._capture.orders[layer])
         self._pending.watch(tensors, [entry.expert for entry in awaited])
 
     def _submit(

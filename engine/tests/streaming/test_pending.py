@@ -132,26 +132,35 @@ def test_a_part_of_another_layer_is_not_put_off(start: Start) -> None:
     assert not one
 
 
-def test_what_is_needed_first_is_read_first_and_what_is_on_its_way_is_left(start: Start) -> None:
+def test_what_is_needed_first_is_read_first_and_read_ahead_hurries_with_its_part(
+    start: Start,
+) -> None:
     order: list[str] = []
 
     class Order(Seams):
         def lane_reads(self, tensor: str, is_ahead: bool) -> None:
             order.append(tensor)
+            if tensor == "held":
+                gate.lane_reads(tensor, is_ahead)
 
-    seams = Order()
+    gate, seams = Gate(), Order()
     lanes = start(1, helps=False, seams=seams)
     one, counter = pending(lanes, seams), ReadCounter()
     for part in ("down", "gate", "up"):
         read = exact(0, 10)
         read.tensor = part
         one.add(part, [Job(read)])
-    ahead = Job(exact(0, 10), is_ahead=True)
+    held, ahead = Job(exact(0, 10)), Job(exact(0, 10), is_ahead=True)
+    held.read.tensor, ahead.read.tensor = "held", "ahead"
+    lanes.submit([held])  # the one lane has it until it is let go
+    late = [Job(exact(0, 10), is_ahead=True) for _ in range(2)]
     one.add("gate", [ahead])
+    lanes.submit([*late, ahead])
     assert ahead not in one.submit(ORDER)
-    lanes.submit([ahead])
+    gate.let_go.set()
+    lanes.wait(late)
     one.wait(3, ORDER, counter)
-    assert order[:3] == ORDER
+    assert order[:5] == ["held", "gate", "ahead", "up", "down"]
     assert ahead.is_done
 
 
