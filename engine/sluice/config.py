@@ -215,6 +215,16 @@ class Config:
         choices=get_args(Numerics),
     )
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether experts are read before a router names them."""
+        return self.predict_prefetch or self.prefetch > 0
+
+    @property
+    def hides_reads(self) -> bool:
+        """Whether compute goes on while lanes read."""
+        return self.overlap or self.reads_ahead
+
     def replace(self, **changes: Any) -> Config:
         """A copy with ``changes``; an unknown name is a :class:`RequestError`."""
         unknown = sorted(set(changes) - {f.name for f in dataclasses.fields(self)})

@@ -31,7 +31,7 @@ class SlotInFlightDropped(Fault):
     name = "slot-in-flight-dropped"
 
     def acts_in(self, config: Config) -> bool:
-        return _reads_ahead(config)
+        return config.reads_ahead
 
     def lane_has_read(self, tensor: str, is_ahead: bool) -> None:
         if is_ahead:
@@ -47,7 +47,7 @@ class ReadAheadReadyEarly(Fault):
     name = "read-ahead-ready-early"
 
     def acts_in(self, config: Config) -> bool:
-        return _reads_ahead(config)
+        return config.reads_ahead
 
     def lane_reads(self, tensor: str, is_ahead: bool) -> None:
         if is_ahead:
@@ -97,7 +97,7 @@ class ReadHandedOverLost(Fault):
     name = "read-handed-over-lost"
 
     def acts_in(self, config: Config) -> bool:
-        return config.overlap or _reads_ahead(config)
+        return config.hides_reads
 
     def hands_over(self, tensor: str, is_ahead: bool) -> bool:
         return False
@@ -181,7 +181,7 @@ class PrefetchSyncIgnored(Fault):
     name = "prefetch-sync-ignored"
 
     def acts_in(self, config: Config) -> bool:
-        return _reads_ahead(config)
+        return config.reads_ahead
 
     def config(self, config: Config) -> Config:
         return config.replace(prefetch_sync=False)
@@ -267,10 +267,6 @@ class SessionReopened(Fault):
 
     def sessions(self, calls: Calls) -> list[Calls]:
         return [[call] for call in calls]
-
-
-def _reads_ahead(config: Config) -> bool:
-    return bool(config.prefetch) or config.predict_prefetch
 
 
 STREAMING_FAULTS: dict[str, type[Fault]] = {

@@ -80,10 +80,13 @@ def idle_flags(config: Config) -> list[str]:
     idle += [] if config.moe_stream else [(name, "--moe-stream") for name in _OF_STREAMING]
     idle += [] if config.cache_mb else [(name, "--cache-mb") for name in _OF_CACHE]
     idle += [] if config.cache_mb == "auto" else [(name, "--cache-mb auto") for name in _OF_AUTO]
-    is_ahead = config.prefetch or config.predict_prefetch
-    idle += [] if is_ahead else [(name, "--prefetch or --predict-prefetch") for name in _OF_AHEAD]
-    is_busy = is_ahead or config.overlap
-    idle += [] if is_busy else [("kernel_reads", "--overlap, --prefetch or --predict-prefetch")]
+    idle += (
+        []
+        if config.reads_ahead
+        else [(name, "--prefetch or --predict-prefetch") for name in _OF_AHEAD]
+    )
+    hiding = "--overlap, --prefetch or --predict-prefetch"
+    idle += [] if config.hides_reads else [("kernel_reads", hiding)]
     idle += [] if config.predict_prefetch else [("predict_spec_max", "--predict-prefetch")]
     idle += [] if config.temp > 0 else [(name, "--temp above 0") for name in _OF_SAMPLING]
     return [

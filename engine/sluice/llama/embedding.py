@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from sluice.errors import SystemFault
 from sluice.llama import ggml, tensor
-from sluice.llama.repeated import Buffer, RepeatedGraph
+from sluice.llama.repeated import Buffer, Graphs, RepeatedGraph
 
 F32 = npt.NDArray[np.float32]
 
@@ -25,9 +26,8 @@ class NormedEmbedding:
     """
 
     def __init__(self, table: int, norm: int, epsilon: float) -> None:
-        self._table, self._norm, self._epsilon = table, norm, epsilon
         self._n_embd, self._n_vocab = tensor.shape(table)[:2]
-        self._graphs: dict[int, _Graph] = {}  # by number of rows
+        self._graphs = Graphs(partial(_Graph, table, norm, epsilon))  # by number of rows
 
     def rows(self, tokens: Sequence[int]) -> F32:
         """float32[n, n_embd]: a copy.
@@ -38,19 +38,14 @@ class NormedEmbedding:
         n = len(tokens)
         if min(tokens) < 0 or max(tokens) >= self._n_vocab:
             raise SystemFault(f"tokens {list(tokens)}: the embedding has {self._n_vocab} rows")
-        graph = self._graphs.get(n)
-        if graph is None:
-            graph = _Graph(self._table, self._norm, self._epsilon, n)
-            self._graphs[n] = graph
+        graph = self._graphs.of(n)
         graph.tokens.fill(struct.pack(f"={n}i", *tokens))
         graph.compute()
         return np.frombuffer(bytes(graph.out.raw), np.float32).reshape(n, self._n_embd)
 
     def close(self) -> None:
         """Free what it computes with."""
-        for graph in self._graphs.values():
-            graph.close()
-        self._graphs.clear()
+        self._graphs.close()
 
 
 class _Graph(RepeatedGraph):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
 from sluice.errors import SystemFault
 from sluice.llama import ggml
-from sluice.llama.repeated import Buffer, RepeatedGraph
+from sluice.llama.repeated import Buffer, Graphs, RepeatedGraph
 
 F32 = npt.NDArray[np.float32]
 Weight = npt.NDArray[np.float32] | npt.NDArray[np.float16]
@@ -28,7 +30,7 @@ class Projection:
         if weight.dtype not in _TYPES or not weight.flags.c_contiguous:
             raise SystemFault("a projection takes contiguous weights, float32 or float16")
         self._weight = weight
-        self._graphs: dict[tuple[int, int], _Graph] = {}  # by rows, and how many are the largest
+        self._graphs = Graphs(partial(_Graph, weight))  # by rows, and how many are the largest
 
     def scores(self, rows: F32) -> F32:
         """float32[n, n_out] of float32[n, n_in]: a view that the next call overwrites."""
@@ -43,14 +45,10 @@ class Projection:
 
     def close(self) -> None:
         """Free what it computes with."""
-        for graph in self._graphs.values():
-            graph.close()
-        self._graphs.clear()
+        self._graphs.close()
 
     def _computed(self, rows: F32, n: int) -> _Graph:
-        graph = self._graphs.get((len(rows), n))
-        if graph is None:
-            graph = self._graphs[len(rows), n] = _Graph(self._weight, len(rows), n)
+        graph = self._graphs.of(len(rows), n)
         graph.rows.fill(rows.tobytes())
         graph.compute()
         return graph

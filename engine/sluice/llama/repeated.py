@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from sluice.errors import SystemFault
 from sluice.llama import ggml, tensor
@@ -82,3 +83,30 @@ class RepeatedGraph:
     def close(self) -> None:
         """Free the graph."""
         self.base.ggml_free(self.context)
+
+
+G = TypeVar("G", bound=RepeatedGraph)
+
+
+class Graphs(Generic[G]):
+    """A graph for each shape of the work, made when it is first needed by ``make(*shape)``."""
+
+    def __init__(self, make: Callable[..., G]) -> None:
+        self._make = make
+        self._made: dict[tuple[int, ...], G] = {}
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def of(self, *shape: int) -> G:
+        """The one for ``shape``."""
+        graph = self._made.get(shape)
+        if graph is None:
+            graph = self._made[shape] = self._make(*shape)
+        return graph
+
+    def close(self) -> None:
+        """Free them all; they are made again when they are needed."""
+        for graph in self._made.values():
+            graph.close()
+        self._made.clear()

@@ -49,7 +49,7 @@ def name(address: int) -> str:
 
 def name_starts_with(address: int, prefix: bytes) -> bool:
     """Whether the node's name begins with ``prefix``."""
-    return ctypes.string_at(address + _NAME, len(prefix)) == prefix
+    return raw_name(address).startswith(prefix)
 
 
 def raw_name(address: int) -> bytes:

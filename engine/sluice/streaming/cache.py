@@ -13,7 +13,7 @@ from sluice.streaming.layout import ExpertTensor
 from sluice.streaming.reader import Read
 from sluice.telemetry.metrics import CacheReport
 
-_FEW = (4, 32)  # the oldest that are looked at first: a victim is nearly always among them
+_FEW = (1, 32)  # the oldest that are looked at first: a victim is nearly always among them
 
 _FILL_JOBS = 64  # reads on their way at once while the cache is filled
 
@@ -54,13 +54,9 @@ class Entry:
         """Whether a lane may still write; forgets jobs that are done without an error."""
         if not self.jobs:
             return False
-        has_failed = False
-        for part in self.jobs.values():
-            for job in part:
-                if not job.is_done:
-                    return True
-                has_failed = has_failed or job.error is not None
-        if not has_failed:
+        if not all(job.is_done for job in self.all_jobs()):
+            return True
+        if not self.has_failed():
             self.jobs = {}
         return False
 
@@ -265,8 +261,7 @@ class ExpertCache:
     def drop(self, entry: Entry) -> None:
         """Give its memory back; nothing may be writing into it."""
         # One in flight is never dropped, but in tests: what then remembers it is at fault.
-        is_in_flight = bool(entry.jobs) and entry.is_in_flight()
-        forget = not is_in_flight and self._seams.forgets(entry.layer, entry.expert)
+        forget = not entry.is_in_flight() and self._seams.forgets(entry.layer, entry.expert)
         spare = self._seams.spares_shared_page()
         self.memory.give_back(entry.layer, entry.expert, spare_shared=spare, forget=forget)
         if forget:
@@ -296,13 +291,6 @@ class ExpertCache:
         memory = self.memory
         if memory.has_room(layer, experts):
             return True
-        oldest = next(iter(self._entries.values()), None)
-        # It goes nearly always; no list is made for it.
-        if oldest is not None and self._goes(oldest, layer, number):
-            self.drop(oldest)
-            self._count_evicted(oldest)
-            if memory.has_room(layer, experts):
-                return True
         for entry in self._victims(layer, number, is_ahead):
             self.drop(entry)
             self._count_evicted(entry)
@@ -330,7 +318,7 @@ class ExpertCache:
     def _goes(self, entry: Entry, layer: int, number: int) -> bool:
         if entry.is_ahead or not self._competes(entry, layer, number):
             return False
-        return not (entry.jobs and entry.is_in_flight() and self._seams.spares_in_flight())
+        return not (entry.is_in_flight() and self._seams.spares_in_flight())
 
     def _victims(self, layer: int, number: int, is_ahead: bool) -> Iterator[Entry]:
         """What may go for ``layer``, the least recently used first; what was read ahead goes last.

@@ -253,9 +253,8 @@ def lanes_for(config: Config, reader: SliceReader, seams: Seams) -> Lanes:
     Raises:
         SystemFault: as :class:`Lanes`.
     """
-    is_busy = config.overlap or config.predict_prefetch or config.prefetch > 0
     is_free = not acts(seams, "lane_reads", "lane_has_read")  # to leave the threads out
-    if is_busy and is_free and config.kernel_reads and reader.is_direct:
+    if config.hides_reads and is_free and config.kernel_reads and reader.is_direct:
         with contextlib.suppress(OSError):
             return KernelLanes(reader, config.io_threads, seams=seams)
-    return Lanes(reader, config.io_threads, helps=not is_busy, seams=seams)
+    return Lanes(reader, config.io_threads, helps=not config.hides_reads, seams=seams)

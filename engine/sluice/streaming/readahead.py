@@ -106,13 +106,7 @@ class ReadAhead:
         """The layers that :meth:`look` reads ahead for; ``None`` where it counts as well."""
         if self._config.predict_log:
             return None
-        found: list[int] = []
-        for _ in range(max(self._config.prefetch, self._config.predict_prefetch)):
-            if layer not in self._following:
-                break
-            layer = self._following[layer]
-            found.append(layer)
-        return found
+        return self._next(layer, max(self._config.prefetch, self._config.predict_prefetch))
 
     def asks(self, address: int, layer: int, passes_by: Callable[[int], bool]) -> bool:
         """A router's node is announced; whether to stop after it, for its input will not last.
@@ -156,17 +150,22 @@ class ReadAhead:
         if config.predict_prefetch and following is not None:
             named = self._predictor.by_early_router(following)
             self._read(following, named, config.predict_spec_max, number, counter)
-        for _ in range(config.prefetch):
-            if following is None:
-                break
-            named = self._predictor.by_previous_token(following)
-            self._read(following, named, len(named), number, counter)
-            following = self._following.get(following)
+        for target in self._next(layer, config.prefetch):
+            named = self._predictor.by_previous_token(target)
+            self._read(target, named, len(named), number, counter)
 
     def forget(self) -> None:
         """After an error: nothing is on its way any more."""
         self._unused.clear()
         self._kept_input = None
+
+    def _next(self, layer: int, n: int) -> list[int]:
+        """The ``n`` layers after ``layer`` that route, or as many as there are."""
+        found: list[int] = []
+        while len(found) < n and layer in self._following:
+            layer = self._following[layer]
+            found.append(layer)
+        return found
 
     def _read(
         self, layer: int, named: list[int], most: int, number: int, counter: ReadCounter

@@ -179,7 +179,7 @@ class Streamer:
                 self.cache.fill(n_experts, partial(self._progress, "experts"))
         stops = self._capture.stops if config.overlap else {}
         self._pending = Pending(self.lanes, self._seams, stops, self._place.slice_view)
-        if config.prefetch or config.predict_prefetch or config.predict_log:
+        if config.reads_ahead or config.predict_log:
             self._ahead = ReadAhead(
                 config, self._header, self.layout, self._capture, self.cache, self.lanes,
                 self.reader, top_k=self.plan.n_used,

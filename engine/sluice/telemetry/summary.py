@@ -34,7 +34,7 @@ def lines(metrics: Metrics, config: Config) -> list[str]:
             out.append(_cache(metrics, metrics.cache))
         if config.overlap:
             out.append(_overlapped(metrics))
-        if config.prefetch or config.predict_prefetch:
+        if config.reads_ahead:
             out.append(_ahead(metrics))
         out += [_prediction(name, p) for name, p in metrics.predictions.items()]
     if config.mtp:
