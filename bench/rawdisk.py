@@ -51,7 +51,7 @@ def raw_rate(model: Path, lanes: int, read_bytes: int) -> float:
                     at = 0
                 window = memories[number][at : at + length]
                 done[number] += os.preadv(fds[shard], [window], offset)
-                at += length
+                at += -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
                 if time.perf_counter() > until:
                     break
         except OSError as err:
@@ -76,8 +76,9 @@ def raw_rate(model: Path, lanes: int, read_bytes: int) -> float:
 def _memory(size: int) -> memoryview:
     """Memory of a lane, all of its pages taken.
 
-    A disk fills large pages faster than small ones, and small ones of private memory faster
-    than those of shared: the limit is what it gives to the best.
+    A disk fills large pages faster than small ones, small ones of private memory faster than
+    those of shared, and what begins in a page faster than what does not: the limit is what it
+    gives to the best.
     """
     memory = mmap.mmap(-1, max(size, LANE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):

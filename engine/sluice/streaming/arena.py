@@ -1,11 +1,14 @@
 """The memory that streamed experts are read into.
 
 Every tensor is bound at an address that is congruent with its place in the file, modulo the
-reader's granule: an aligned read then lands in place, and the extra bytes at its ends are the
-neighbouring experts' own. Without a cache one layer is in memory at a time, so all layers'
-tensors of one part share one buffer. With a cache in pages each tensor has a range of its own, and
-:mod:`sluice.streaming.pages` gives back the pages of what is evicted; a cache in slots
-(:mod:`sluice.streaming.slots`) takes :class:`Buffer` alone.
+reader's alignment: an aligned read then lands in place, and the extra bytes at its ends are the
+neighbouring experts' own. It begins in the first aligned piece of a page, whatever its place in a
+page of the file: slices of whole pages are then read into whole pages, a third faster.
+
+Without a cache one layer is in memory at a time, so all layers' tensors of one part share one
+buffer. With a cache in pages each tensor has a range of its own, and :mod:`sluice.streaming.pages`
+gives back the pages of what is evicted; a cache in slots (:mod:`sluice.streaming.slots`) takes
+:class:`Buffer` alone.
 """
 
 from __future__ import annotations
@@ -77,12 +80,15 @@ class Arena:
 
     Args:
         layout: what is streamed.
-        granule_bytes: the reader's.
+        alignment, granule_bytes: the reader's, at its start.
         shared: one buffer a part for all layers, in the place of one a tensor.
     """
 
-    def __init__(self, layout: ExpertLayout, *, granule_bytes: int, shared: bool) -> None:
+    def __init__(
+        self, layout: ExpertLayout, alignment: int, granule_bytes: int, *, shared: bool
+    ) -> None:
         self.granule_bytes = granule_bytes
+        self._alignment = alignment
         self._shared = shared
         sizes: dict[str, int] = {}
         for tensor in layout.by_name.values():
@@ -118,7 +124,7 @@ class Arena:
 
     def first_byte(self, tensor: ExpertTensor) -> int:
         """Where expert 0 begins in :meth:`buffer`."""
-        return tensor.offset % self.granule_bytes
+        return tensor.offset % self._alignment
 
     def address(self, tensor: ExpertTensor) -> int:
         """Where ``tensor``'s expert 0 begins in memory."""

@@ -168,8 +168,7 @@ class Streamer:
         if config.cache_mb:
             self._place = memory = self._cache_memory()
         else:
-            self._place = Arena(self.layout, granule_bytes=self.reader.granule_bytes, shared=True)
-            self._bind(self._place)
+            self._place = self._arena(shared=True)
         self._jobs = SliceJobs(self.layout, self.reader, self._place, self._seams)
         if config.cache_mb:
             self.cache = ExpertCache(memory, self.lanes, self._jobs.of_expert, self._seams)
@@ -271,14 +270,16 @@ class Streamer:
             found, top_k = self._capture.found, self.plan.n_used
             self._standin = StandIn(slots, self.layout, found, rows=ubatch, top_k=top_k)
             return slots
-        arena = Arena(self.layout, granule_bytes=self.reader.granule_bytes, shared=False)
-        self._bind(arena)
+        arena = self._arena(shared=False)
         return PagedMemory(self.layout, arena, budget)
 
-    def _bind(self, arena: Arena) -> None:
+    def _arena(self, *, shared: bool) -> Arena:
+        """One that every expert tensor is bound to."""
+        arena = Arena(self.layout, self.reader.alignment, self.reader.granule_bytes, shared=shared)
         for tensor in self._capture.found_experts():
             for address in self._capture.found[tensor.name]:
                 node.rebind(address, arena.address(tensor))
+        return arena
 
     def _asks(self, address: int, role: Role, counter: ReadCounter) -> bool:
         if role.routes:

@@ -109,7 +109,7 @@ def rig(start: Callable[..., Lanes], content: bytes, kind: str) -> Callable[...,
 
 def memory_of(kind: str, layout: ExpertLayout) -> PagedMemory | SlotMemory:
     if kind == "pages":
-        return PagedMemory(layout, Arena(layout, granule_bytes=PAGE, shared=False), 0)
+        return PagedMemory(layout, Arena(layout, PAGE, PAGE, shared=False), 0)
     return SlotMemory(layout, plan_of(layout), alignment=1, ubatch=1, budget_bytes=0)
 
 

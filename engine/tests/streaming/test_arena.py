@@ -32,7 +32,7 @@ def layout(
 
 @pytest.fixture(params=[True, False], ids=["shared", "own"])
 def arena(request: pytest.FixtureRequest, layout: tuple[Header, ExpertLayout]) -> Arena:
-    return Arena(layout[1], granule_bytes=PAGE, shared=request.param)
+    return Arena(layout[1], PAGE, PAGE, shared=request.param)
 
 
 def tensors(layout: ExpertLayout) -> Iterator[ExpertTensor]:
@@ -45,7 +45,7 @@ def address(read: Read) -> int:
 
 @pytest.mark.parametrize("granule", [PAGE, 4 * PAGE, 1 << 16])
 def test_memory_and_file_are_congruent(layout: tuple[Header, ExpertLayout], granule: int) -> None:
-    arena = Arena(layout[1], granule_bytes=granule, shared=False)
+    arena = Arena(layout[1], granule, granule, shared=False)
     for tensor in tensors(layout[1]):
         assert (arena.address(tensor) - tensor.offset) % granule == 0
         assert arena.buffer(tensor).address % granule == 0
@@ -121,7 +121,7 @@ def test_another_experts_bytes_are_read_into_place(
 ) -> None:
     """What a test plants: the neighbour's slice in the place of the routed one."""
     layout = expert_layout(header, with_head=False)
-    arena = Arena(layout, granule_bytes=PAGE, shared=True)
+    arena = Arena(layout, PAGE, PAGE, shared=True)
     tensor = layout.layers[1][0]
     reader = SliceReader([model], direct=True, warn=lambda _text: None)
     for read in arena.slice_reads(tensor, 2, 3, 0, reader.alignment):
@@ -133,7 +133,7 @@ def test_another_experts_bytes_are_read_into_place(
 
 def one_tensor(offset: int, slice_bytes: int) -> tuple[ExpertTensor, Arena]:
     tensor = ExpertTensor("t", 0, "up", offset, slice_bytes, 4)
-    return tensor, Arena(ExpertLayout({0: (tensor,)}, 1), granule_bytes=PAGE, shared=True)
+    return tensor, Arena(ExpertLayout({0: (tensor,)}, 1), PAGE, PAGE, shared=True)
 
 
 def test_a_place_that_is_not_congruent_falls_back_to_an_exact_read() -> None:
@@ -143,6 +143,17 @@ def test_a_place_that_is_not_congruent_falls_back_to_an_exact_read() -> None:
     (own,) = arena.slice_reads(tensor, 1, 1, 0, PAGE)
     assert own.aligned
     assert own.offset == PAGE * 3
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_slices_of_whole_pages_are_read_into_whole_pages(shared: bool) -> None:
+    tensor = ExpertTensor("t", 0, "up", 3 * PAGE + 1504, 2 * PAGE, 4)
+    arena = Arena(ExpertLayout({0: (tensor,)}, 1), 512, PAGE, shared=shared)
+    for expert in range(4):
+        for read in arena.slice_reads(tensor, expert, expert, 0, 512):
+            assert read.aligned
+            assert address(read) % PAGE == 0
+    assert (arena.address(tensor) - tensor.offset) % 512 == 0
 
 
 def test_long_reads_come_in_chunks_that_lanes_can_share() -> None:
@@ -156,12 +167,12 @@ def test_layers_share_the_buffers_of_the_widest_where_there_is_no_cache() -> Non
     narrow = ExpertTensor("b", 1, "up", 64, 1 << 10, 4)
     other = ExpertTensor("c", 1, "down", 96, 1 << 10, 4)
     layout = ExpertLayout({0: (wide,), 1: (narrow, other)}, 2)
-    arena = Arena(layout, granule_bytes=PAGE, shared=True)
+    arena = Arena(layout, PAGE, PAGE, shared=True)
     assert arena.buffer(wide) is arena.buffer(narrow)
     assert arena.buffer(wide).size_bytes == (4 << 20) + 2 * PAGE
     assert arena.size_bytes == (4 << 20) + 2 * PAGE + 3 * PAGE
     assert arena.address(wide) + 32 == arena.address(narrow)
-    own = Arena(layout, granule_bytes=PAGE, shared=False)
+    own = Arena(layout, PAGE, PAGE, shared=False)
     assert own.size_bytes == (4 << 20) + 2 * PAGE + 2 * 3 * PAGE
     spans = sorted((own.buffer(t).address, own.buffer(t).size_bytes) for t in tensors(layout))
     for (begin, size), (following, _) in itertools.pairwise(spans):

@@ -22,7 +22,7 @@ class Rig:
     def __init__(self, slice_bytes: int, *, first: int = 1234, granule: int = PAGE) -> None:
         experts = layout([slice_bytes], first=first, n_expert=N_EXPERT)
         (self.tensor,) = experts.layers[0]
-        self.arena = Arena(experts, granule_bytes=granule, shared=False)
+        self.arena = Arena(experts, granule, granule, shared=False)
         self.pages = Pages(self.arena)
         self.granule = granule
         self.buffer = self.arena.buffer(self.tensor)
@@ -138,7 +138,7 @@ def test_a_planted_fault_drops_the_neighbours_page() -> None:
 
 def test_tensors_are_counted_apart() -> None:
     experts = layout([5000, 3000], n_layers=2)
-    arena = Arena(experts, granule_bytes=PAGE, shared=False)
+    arena = Arena(experts, PAGE, PAGE, shared=False)
     pages = Pages(arena)
     for tensor in experts.by_name.values():
         before = pages.resident_bytes
@@ -151,7 +151,7 @@ def test_tensors_are_counted_apart() -> None:
 
 def test_many_slices_may_share_one_page() -> None:
     tensor = ExpertTensor("t", 0, "up", 0, 8, 256)
-    arena = Arena(ExpertLayout({0: (tensor,)}, 1), granule_bytes=PAGE, shared=False)
+    arena = Arena(ExpertLayout({0: (tensor,)}, 1), PAGE, PAGE, shared=False)
     pages = Pages(arena)
     for expert in range(256):
         pages.take(tensor, expert)

@@ -285,6 +285,18 @@ def test_a_budget_that_classes_cannot_share_is_not_for_slots() -> None:
 # Reads.
 
 
+def test_large_slices_are_read_into_whole_pages() -> None:
+    large = ExpertTensor("t", 0, "up", 1234, 256 << 10, 3)
+    small = ExpertTensor("s", 0, "down", 1234, SLICE, 3)
+    memory = memory_of(ExpertLayout({0: (large, small)}, 1), MIB * 8)
+    for expert in (2, 0, 1):
+        memory.take(0, expert)
+        for read in memory.slice_reads(large, expert, expert, 0, 512):
+            assert np.frombuffer(read.window, np.uint8).ctypes.data % PAGE == 0
+    assert memory.stride(large) == large.slice_bytes + PAGE
+    assert memory.stride(small) == SLICE + 512  # a page for each would be too much
+
+
 @pytest.mark.parametrize("alignment", [1, 512])
 def test_a_read_stays_in_its_slot(alignment: int) -> None:
     tensor = ExpertTensor("t", 0, "up", 1234, CHUNK_BYTES + 1024, 2)
