@@ -9,7 +9,6 @@ import ctypes
 import os
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sluice.llama import libc
 
@@ -20,15 +19,8 @@ _HEAD, _MAGIC = 8, 16  # of struct aio_ring, which the context's number is the a
 _RING_MAGIC = 0xA10A10A1
 
 
-@dataclass(slots=True)
-class Submission:
-    """One read: ``key`` comes back with its result; ``length`` bytes at ``offset`` of ``fd``."""
-
-    key: int
-    fd: int
-    address: int
-    length: int
-    offset: int
+Submission = tuple[int, int, int, int, int]
+"""One read: a key that comes back with its result, descriptor, address, length and offset."""
 
 
 class Aio:
@@ -60,11 +52,12 @@ class Aio:
 
     def submit(self, reads: Sequence[Submission]) -> int:
         """Hand reads over, at most ``depth``; how many of them the kernel took, from the first."""
-        for i, read in enumerate(reads):
+        at = 0
+        for key, fd, address, length, offset in reads:
             _IOCB.pack_into(
-                self._iocbs, _IOCB.size * i,
-                read.key, 0, 0, _PREAD, 0, read.fd, read.address, read.length, read.offset, 0, 0, 0,
-            )  # fmt: skip
+                self._iocbs, at, key, 0, 0, _PREAD, 0, fd, address, length, offset, 0, 0, 0
+            )
+            at += _IOCB.size
         return max(self._submit(self._context, ctypes.c_long(len(reads)), self._pointers), 0)
 
     def done(self, *, at_least: int) -> list[tuple[int, int]]:

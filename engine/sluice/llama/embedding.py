@@ -6,14 +6,9 @@ import struct
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
-
 from sluice.errors import SystemFault
 from sluice.llama import ggml, tensor
 from sluice.llama.repeated import Buffer, Graphs, RepeatedGraph
-
-F32 = npt.NDArray[np.float32]
 
 
 class NormedEmbedding:
@@ -29,8 +24,8 @@ class NormedEmbedding:
         self._n_embd, self._n_vocab = tensor.shape(table)[:2]
         self._graphs = Graphs(partial(_Graph, table, norm, epsilon))  # by number of rows
 
-    def rows(self, tokens: Sequence[int]) -> F32:
-        """float32[n, n_embd]: a copy.
+    def rows(self, tokens: Sequence[int]) -> tensor.Rows:
+        """float32[n, n_embd], until the next call.
 
         Raises:
             SystemFault: a token that the table has no row for.
@@ -41,7 +36,7 @@ class NormedEmbedding:
         graph = self._graphs.of(n)
         graph.tokens.fill(struct.pack(f"={n}i", *tokens))
         graph.compute()
-        return np.frombuffer(bytes(graph.out.raw), np.float32).reshape(n, self._n_embd)
+        return tensor.Rows(graph.out.address, n, self._n_embd)
 
     def close(self) -> None:
         """Free what it computes with."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sluice.errors import SystemFault
 from sluice.llama import ggml
 from sluice.llama.repeated import Buffer, Graphs, RepeatedGraph
+from sluice.llama.tensor import Matrix
 
 F32 = npt.NDArray[np.float32]
 Weight = npt.NDArray[np.float32] | npt.NDArray[np.float16]
@@ -32,13 +33,13 @@ class Projection:
         self._weight = weight
         self._graphs = Graphs(partial(_Graph, weight))  # by rows, and how many are the largest
 
-    def scores(self, rows: F32) -> F32:
+    def scores(self, rows: Matrix) -> F32:
         """float32[n, n_out] of float32[n, n_in]: a view that the next call overwrites."""
         graph = self._computed(rows, 0)
         scores: F32 = np.frombuffer(memoryview(graph.scores.raw), np.float32)
         return scores.reshape(len(rows), -1)
 
-    def largest(self, rows: F32, n: int) -> list[list[int]]:
+    def largest(self, rows: Matrix, n: int) -> list[list[int]]:
         """The ``n`` outputs that are largest in each row, the largest first."""
         graph = self._computed(rows, min(n, len(self._weight)))  # ggml aborts on more
         return [graph.largest_of(row) for row in range(len(rows))]
@@ -47,9 +48,9 @@ class Projection:
         """Free what it computes with."""
         self._graphs.close()
 
-    def _computed(self, rows: F32, n: int) -> _Graph:
+    def _computed(self, rows: Matrix, n: int) -> _Graph:
         graph = self._graphs.of(len(rows), n)
-        graph.rows.fill(rows.tobytes())
+        graph.rows.take(rows)
         graph.compute()
         return graph
 
@@ -58,11 +59,10 @@ class _Graph(RepeatedGraph):
     def __init__(self, weight: Weight, n_rows: int, n: int) -> None:
         super().__init__()
         n_out, n_in = weight.shape
-        self.rows = Buffer(4 * n_rows * n_in)
+        self.rows = self.input(n_in, n_rows)
         self.scores, chosen = Buffer(4 * n_rows * n_out), Buffer(4 * n_rows * n)
         matrix = self.tensor(_TYPES[weight.dtype], n_in, n_out, weight.ctypes.data)
-        rows = self.tensor(ggml.F32, n_in, n_rows, self.rows.address)
-        scores = self.node(self.base.ggml_mul_mat, matrix, rows, into=self.scores)
+        scores = self.node(self.base.ggml_mul_mat, matrix, self.rows.tensor, into=self.scores)
         self.build(self.node(self.base.ggml_top_k, scores, n, into=chosen) if n else scores)
         # Not arrays: Python is quicker with so few values.
         self._scores = memoryview(self.scores.raw).cast("B").cast("f")

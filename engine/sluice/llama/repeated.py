@@ -35,6 +35,22 @@ class Buffer:
         ctypes.memmove(self.address, raw, len(raw))
 
 
+class Input:
+    """A graph's tensor of float32[rows, n] that another matrix is given to before every pass."""
+
+    def __init__(self, made: int, size_bytes: int) -> None:
+        self.tensor = made
+        self._own = Buffer(size_bytes)
+
+    def take(self, matrix: tensor.Matrix) -> None:
+        """Compute on ``matrix``, which stays where it is until then if a graph has it."""
+        if isinstance(matrix, tensor.Rows):
+            tensor.rebind(self.tensor, matrix.address)
+        else:
+            self._own.fill(matrix.tobytes())
+            tensor.rebind(self.tensor, self._own.address)
+
+
 class RepeatedGraph:
     """Make tensors, :meth:`build` once, then :meth:`compute`.
 
@@ -55,6 +71,10 @@ class RepeatedGraph:
         made = int(self.base.ggml_new_tensor_3d(self.context, type_number, n, rows, 1))
         tensor.rebind(made, address)
         return made
+
+    def input(self, n: int, rows: int) -> Input:
+        """A new matrix of ``rows`` rows of ``n`` elements, float32, to be given."""
+        return Input(self.tensor(ggml.F32, n, rows, 0), 4 * n * rows)
 
     def node(self, operation: Callable[..., int], *arguments: int | float, into: Buffer) -> int:
         """The tensor that ``operation`` makes of ``arguments``, to be computed ``into``."""

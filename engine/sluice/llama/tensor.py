@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -190,8 +191,29 @@ def values(address: int) -> npt.NDArray[np.generic] | None:
     return np.ndarray(ne[::-1], dtype=dtype, buffer=memory, strides=nb[::-1])
 
 
-def rows(address: int, *, most: int) -> npt.NDArray[np.float32] | None:
-    """The rows of a matrix, float32[n, elements a row]: a copy; ``None`` where 0 or over ``most``.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """float32[``n``, ``width``] where a graph has them, one row behind the other."""
+
+    address: int
+    n: int
+    width: int
+
+    def __len__(self) -> int:
+        return self.n
+
+    def copy(self) -> npt.NDArray[np.float32]:
+        """The same as an array of our own."""
+        raw = ctypes.string_at(self.address, 4 * self.n * self.width)
+        return np.frombuffer(raw, np.float32).reshape(self.n, self.width)
+
+
+Matrix = npt.NDArray[np.float32] | Rows
+"""Rows of float32: an array of ours, or where a graph has them."""
+
+
+def rows(address: int, *, most: int) -> Matrix | None:
+    """The rows of a matrix, where they are if they are together; ``None`` for 0 or over ``most``.
 
     Further dimensions are rows, too.
 
@@ -206,8 +228,7 @@ def rows(address: int, *, most: int) -> npt.NDArray[np.float32] | None:
         raise SystemFault(f"{name(address)}: its values are {type_name(address)}, not float32")
     if nb != (4, 4 * ne[0], 4 * ne[0] * ne[1], 4 * ne[0] * ne[1] * ne[2]):
         return np.array(values(address), np.float32).reshape(n, ne[0])
-    copy = ctypes.string_at(data(address), 4 * ne[0] * n)
-    return np.frombuffer(copy, np.float32).reshape(n, ne[0])
+    return Rows(data(address), n, ne[0])
 
 
 def _sources(address: int) -> list[int]:
@@ -243,6 +264,15 @@ def routing(address: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
     )
     flat: npt.NDArray[np.int32] = np.ndarray((rows, top_k), dtype=np.int32, buffer=copy)
     return view, flat
+
+
+def routed(address: int) -> list[list[int]]:
+    """The routed experts of ``ffn_moe_topk``, ``top_k`` a row."""
+    top_k, rows = shape(address)[:2]
+    if rows == 1:  # numpy does so few slower, when its code has left the processor's caches
+        return [list(struct.unpack(f"={top_k}i", ctypes.string_at(data(address), 4 * top_k)))]
+    found: list[list[int]] = routing(address)[0].tolist()
+    return found
 
 
 def check_layout() -> None:

@@ -11,13 +11,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from sluice.llama.tensor import Matrix
 from sluice.streaming.router import RouterCopy, right
 from sluice.telemetry.metrics import Predictions
 
-F32 = npt.NDArray[np.float32]
-Rows = npt.NDArray[np.int32]
+Routed = Sequence[Sequence[int]]
+"""The experts of each row, ``top_k`` of them."""
 
 ROWS_MAX = 16
 """Wider passes route to most experts: no router is run early there, and nothing is counted."""
@@ -39,15 +39,15 @@ class Predictor:
         self.counts: dict[str, Predictions] | None = None
         self._routers = routers
         self._following = following
-        self._previous: dict[int, Rows] = {}
+        self._previous: dict[int, Sequence[int]] = {}
         self._early: dict[int, list[list[int]]] = {}
 
-    def saw(self, layer: int, selected: Rows, inputs: F32 | None) -> None:
+    def saw(self, layer: int, selected: Routed, inputs: Matrix | None) -> None:
         """A pass has routed.
 
         Args:
             layer: the layer.
-            selected: int32[rows, top_k], what its router chose.
+            selected: what its router chose.
             inputs: float32[rows, n_embd] that the router had, where the early router runs.
         """
         if len(selected) <= ROWS_MAX:
@@ -55,10 +55,10 @@ class Predictor:
             self._early.pop(layer, None)
             following = self._following.get(layer)
             if following is not None and following in self._routers and inputs is not None:
-                self.early(following, inputs, selected.shape[1])
-        self._previous[layer] = selected[-1].copy()
+                self.early(following, inputs, len(selected[0]))
+        self._previous[layer] = selected[-1]
 
-    def early(self, layer: int, inputs: F32, top_k: int) -> None:
+    def early(self, layer: int, inputs: Matrix, top_k: int) -> None:
         """Run ``layer``'s router on ``inputs``, float32[rows, n_embd], before its turn."""
         self._early[layer] = self._routers[layer].choose(inputs, top_k)
 
@@ -69,12 +69,13 @@ class Predictor:
 
     def by_previous_token(self, layer: int) -> list[int]:
         """The experts that the last row of the last pass had in ``layer``."""
-        found = self._previous.get(layer)
-        return [] if found is None else [int(e) for e in found]
+        return list(self._previous.get(layer, ()))
 
     def by_early_router(self, layer: int) -> list[int]:
         """What ``layer``'s router named when it was run early, the likeliest first."""
         named = self._early.get(layer, [])
+        if len(named) == 1:
+            return named[0]
         # Every row's first choice comes before any row's second.
         return list(dict.fromkeys(itertools.chain.from_iterable(zip(*named, strict=True))))
 
@@ -83,7 +84,7 @@ class Predictor:
         for router in self._routers.values():
             router.close()
 
-    def _count(self, layer: int, selected: Rows, inputs: F32 | None) -> None:
+    def _count(self, layer: int, selected: Routed, inputs: Matrix | None) -> None:
         if self.counts is None:
             return
         previous = self._previous.get(layer)
@@ -100,7 +101,7 @@ class Predictor:
             for row, scores in zip(selected, own.scores(inputs), strict=True):
                 self._add(CONTROL, row, right(scores, row))
 
-    def _add(self, name: str, row: Sequence[int] | Rows, n_right: int) -> None:
+    def _add(self, name: str, row: Sequence[int], n_right: int) -> None:
         assert self.counts is not None
         found = self.counts.setdefault(name, Predictions())
         found.n_named += len(row)

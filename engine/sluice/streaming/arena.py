@@ -161,8 +161,8 @@ class Arena:
     ) -> list[Read]:
         at = self.first_byte(tensor) + begin
         offset = tensor.offset + begin + shift
-        view = self.buffer(tensor).view
-        return chunked_reads(tensor.name, view, at, offset, size, shard, alignment)
+        buffer = self.buffer(tensor)
+        return chunked_reads(tensor.name, buffer, at, offset, size, shard, alignment)
 
     def _key(self, tensor: ExpertTensor) -> str:
         return tensor.part if self._shared else tensor.name
@@ -170,7 +170,7 @@ class Arena:
 
 def chunked_reads(
     name: str,
-    view: memoryview,
+    buffer: Buffer,
     at: int,
     offset: int,
     size: int,
@@ -179,7 +179,7 @@ def chunked_reads(
     *,
     is_fresh: bool = True,
 ) -> list[Read]:
-    """The reads of ``size`` bytes at ``offset`` of a file into ``view`` from ``at`` on.
+    """The reads of ``size`` bytes at ``offset`` of a file into ``buffer`` from ``at`` on.
 
     In pieces of :data:`CHUNK_BYTES`, which lanes can share, each rounded out to ``alignment``; a
     place that is not congruent with the offset is read exactly.
@@ -190,11 +190,11 @@ def chunked_reads(
     reads: list[Read] = []
     for start in range(0, size, CHUNK_BYTES):
         length = min(CHUNK_BYTES, size - start)
-        before = (offset + start) % alignment
+        first = offset + start
+        before = first % alignment
         room = -(-(before + length) // alignment) * alignment
         begin = at + start - before
-        window = view[begin : begin + room]
-        reads.append(
-            Read(name, offset + start - before, window, before + length, aligned, shard, is_fresh)
-        )
+        window, address = buffer.view[begin : begin + room], buffer.address + begin
+        needed = before + length
+        reads.append(Read(name, first - before, window, needed, aligned, shard, is_fresh, address))
     return reads

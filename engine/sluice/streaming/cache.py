@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from sluice.seams import Seams
@@ -12,8 +11,6 @@ from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertTensor
 from sluice.streaming.reader import Read
 from sluice.telemetry.metrics import CacheReport
-
-_FEW = (1, 32)  # the oldest that are looked at first: a victim is nearly always among them
 
 _FILL_JOBS = 64  # reads on their way at once while the cache is filled
 
@@ -52,11 +49,13 @@ class Entry:
 
     def is_in_flight(self) -> bool:
         """Whether a lane may still write; forgets jobs that are done without an error."""
-        if not self.jobs:
-            return False
-        if not all(job.is_done for job in self.all_jobs()):
-            return True
-        if not self.has_failed():
+        has_failed = False
+        for jobs in self.jobs.values():
+            for job in jobs:
+                if not job.is_done:
+                    return True
+                has_failed = has_failed or job.error is not None
+        if not has_failed:
             self.jobs = {}
         return False
 
@@ -267,6 +266,8 @@ class ExpertCache:
         if forget:
             del self._entries[entry.key]
             self._n_by_layer[entry.layer] -= 1
+        else:
+            self._entries.move_to_end(entry.key)  # others go before it is found again
 
     def drain(self) -> None:
         """Wait for every read on its way, and drop what has failed."""
@@ -288,52 +289,36 @@ class ExpertCache:
         self, layer: int, experts: Sequence[int], number: int, *, is_ahead: bool = False
     ) -> bool:
         """Evict until ``experts`` fit; False where what may go is not enough."""
-        memory = self.memory
-        if memory.has_room(layer, experts):
-            return True
-        for entry in self._victims(layer, number, is_ahead):
+        for _ in range(len(self._entries)):
+            if self.memory.has_room(layer, experts):
+                return True
+            entry = self._victim(layer, number, is_ahead)
+            if entry is None:
+                return False
             self.drop(entry)
             self._count_evicted(entry)
-            if memory.has_room(layer, experts):
-                return True
-        return False
+        return self.memory.has_room(layer, experts)
 
     def _count_evicted(self, entry: Entry) -> None:
         self.n_evicted += 1
         counts = self.report.evicted_by_layer
         counts[entry.layer] = counts.get(entry.layer, 0) + 1
 
-    def _oldest_first(self) -> Iterator[Entry]:
-        """Every entry, while entries are dropped; the first few without a look at the others."""
-        seen: set[int] = set()
-        for n in (*_FEW, len(self._entries)):
-            batch = [e for e in itertools.islice(self._entries.values(), n) if id(e) not in seen]
-            yield from batch
-            seen.update(map(id, batch))
-
-    def _competes(self, entry: Entry, layer: int, number: int) -> bool:
-        is_needed = entry.needed_in == number and number >= 0
-        return not is_needed and self.memory.competes(layer, entry.layer)
-
-    def _goes(self, entry: Entry, layer: int, number: int) -> bool:
-        if entry.is_ahead or not self._competes(entry, layer, number):
-            return False
-        return not (entry.is_in_flight() and self._seams.spares_in_flight())
-
-    def _victims(self, layer: int, number: int, is_ahead: bool) -> Iterator[Entry]:
-        """What may go for ``layer``, the least recently used first; what was read ahead goes last.
+    def _victim(self, layer: int, number: int, is_ahead: bool) -> Entry | None:
+        """What goes next for ``layer``: the least recently used, or what was read ahead.
 
         What this pass needs stays, and what a lane is writing into: the read would land in
         memory that is no longer its own. Whoever reads ahead takes no other's read-ahead.
         """
-        ahead = []
-        for entry in self._oldest_first():
-            if self._goes(entry, layer, number):
-                yield entry
-            elif self._competes(entry, layer, number):
-                ahead.append(entry)
-        if is_ahead:
-            return
-        for entry in ahead:
-            self._lanes.cancel(entry.all_jobs())
-            yield entry
+        ahead: Entry | None = None
+        for entry in self._entries.values():
+            if entry.needed_in == number >= 0 or not self.memory.competes(layer, entry.layer):
+                continue
+            if entry.is_ahead or (entry.is_in_flight() and self._seams.spares_in_flight()):
+                ahead = ahead or entry
+            else:
+                return entry
+        if is_ahead or ahead is None:
+            return None
+        self._lanes.cancel(ahead.all_jobs())
+        return ahead

@@ -177,7 +177,7 @@ def _reads(extent: Extent, buffer: Buffer, reader: SliceReader) -> list[Read]:
     """The reads of an extent in chunks, each named by the tensor that it begins in."""
     at = extent.begin % reader.granule_bytes
     reads = chunked_reads(
-        "", buffer.view, at, extent.begin, extent.size_bytes, extent.shard, reader.alignment
+        "", buffer, at, extent.begin, extent.size_bytes, extent.shard, reader.alignment
     )
     begins = range(extent.begin, extent.end, CHUNK_BYTES)
     return [

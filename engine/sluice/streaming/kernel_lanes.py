@@ -18,7 +18,7 @@ from sluice.config import Config
 from sluice.llama.aio import Aio, Submission, address_of
 from sluice.seams import Seams, acts
 from sluice.streaming.lanes import Cancelled, Job, Lanes
-from sluice.streaming.reader import Channel, SliceReader
+from sluice.streaming.reader import Channel, Read, SliceReader
 
 DEPTH = 128
 """Reads in flight in the kernel at once."""
@@ -55,6 +55,7 @@ class KernelLanes(Lanes):
         self._next: deque[list[Job]] = deque()  # somebody waits for these, in this order
         self._later: deque[list[Job]] = deque()
         self._serves = False
+        self._asks = acts(seams, "hands_over")
         try:
             super().__init__(reader, n, helps=False, seams=seams)
             self._channel = reader.channel()
@@ -157,7 +158,7 @@ class KernelLanes(Lanes):
             for job in jobs:
                 if not job.is_queued:
                     continue
-                if not self._takes(job, is_needed):
+                if not (self._takes(job.read) and (is_needed or self._ahead_bytes < AHEAD_BYTES)):
                     rest.append(job)
                     continue
                 key = self._free.pop()
@@ -170,17 +171,17 @@ class KernelLanes(Lanes):
                     self._ahead_bytes += job.read.needed_bytes
                 if not job.claim():  # somebody has taken it, or taken it back
                     self._forget(key)
-                elif self._seams.hands_over(job.read.tensor, job.is_ahead):
-                    batch.append(self._submission(key, job))
+                elif not self._asks or self._seams.hands_over(job.read.tensor, job.is_ahead):
+                    batch.append(self._submission(key, job.read))
                 else:
                     job.finish()
                     self._forget(key)
             taken = self._aio.submit(batch) if batch else 0
             self.n_kernel_reads += taken
-            for submission in batch[taken:]:
-                job = self._in_flight[submission.key]
+            for key, *_ in batch[taken:]:
+                job = self._in_flight[key]
                 job.is_queued = True
-                self._forget(submission.key)
+                self._forget(key)
                 job.disclaim()
                 rest.append(job)
             self._leave_to_threads(rest, is_needed)
@@ -195,17 +196,13 @@ class KernelLanes(Lanes):
         if is_needed:
             super().hurry(jobs)
 
-    def _takes(self, job: Job, is_needed: bool) -> bool:
-        read = job.read
-        if read.is_fresh or not read.aligned or not self._free or not self.uses_kernel:
-            return False
-        return is_needed or self._ahead_bytes < AHEAD_BYTES
+    def _takes(self, read: Read) -> bool:
+        return read.aligned and not read.is_fresh and bool(self._free) and self.uses_kernel
 
-    def _submission(self, key: int, job: Job) -> Submission:
+    def _submission(self, key: int, read: Read) -> Submission:
         assert self._channel is not None
-        read = job.read
-        fd = self._channel.direct(read.shard)
-        return Submission(key, fd, address_of(read.window), len(read.window), read.offset)
+        address = read.address or address_of(read.window)
+        return key, self._channel.direct(read.shard), address, len(read.window), read.offset
 
     def _forget(self, key: int) -> None:
         """A read is in flight no more."""

@@ -18,6 +18,9 @@ from sluice.llama import libc
 from sluice.seams import Seams
 from sluice.streaming.reader import Channel, Read, SliceReader
 
+_STATES = threading.Lock()
+"""Of every job's state: held for a moment at a time. A lock of each job's own costs more."""
+
 
 class Job:
     """One read on its way.
@@ -26,7 +29,8 @@ class Job:
     """
 
     __slots__ = (
-        "_claim", "_done", "error", "is_ahead", "is_handed_over", "is_queued", "read", "read_bytes",
+        "_is_claimed", "_waited", "error", "is_ahead", "is_done", "is_handed_over", "is_queued",
+        "read", "read_bytes",
     )  # fmt: skip
 
     def __init__(self, read: Read, *, is_ahead: bool = False) -> None:
@@ -34,32 +38,41 @@ class Job:
         self.is_ahead = is_ahead
         self.is_queued = False  # for the kernel
         self.is_handed_over = False  # to the kernel, and not known to be done
+        self.is_done = False
+        """Whether it has been read, or has failed."""
         self.error: BaseException | None = None
         self.read_bytes = 0
-        self._claim = threading.Lock()
-        self._done = threading.Lock()
-        self._done.acquire()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether it has been read, or has failed."""
-        return not self._done.locked()
+        self._is_claimed = False
+        self._waited: threading.Lock | None = None  # held until it is done
 
     def claim(self) -> bool:
         """Take it, unless somebody has."""
-        return self._claim.acquire(blocking=False)
+        with _STATES:
+            was_claimed, self._is_claimed = self._is_claimed, True
+        return not was_claimed
 
     def disclaim(self) -> None:
         """Leave it to somebody else after all."""
-        self._claim.release()
+        self._is_claimed = False
 
     def finish(self) -> None:
         """Release everyone who waits."""
-        self._done.release()
+        with _STATES:
+            self.is_done = True
+            waited, self._waited = self._waited, None
+        if waited is not None:
+            waited.release()
 
     def wait(self) -> None:
         """Until it is done; does not raise :attr:`error`."""
-        with self._done:
+        with _STATES:
+            if self.is_done:
+                return
+            if self._waited is None:
+                self._waited = threading.Lock()
+                self._waited.acquire()
+            waited = self._waited
+        with waited:
             pass
 
 

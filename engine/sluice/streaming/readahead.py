@@ -13,7 +13,7 @@ from sluice.errors import RequestError
 from sluice.gguf.header import Header
 from sluice.llama import tensor as node
 from sluice.llama.embedding import NormedEmbedding
-from sluice.streaming.ahead import ROWS_MAX, Predictor
+from sluice.streaming.ahead import ROWS_MAX, Predictor, Routed
 from sluice.streaming.cache import Entry, ExpertCache
 from sluice.streaming.capture import ROUTER, Capture
 from sluice.streaming.lanes import Job, Lanes
@@ -23,7 +23,6 @@ from sluice.streaming.router import CORRECTIONS, RouterCopy, Selection
 from sluice.telemetry.metrics import Metrics, ReadCounter
 
 F32 = npt.NDArray[np.float32]
-I32 = npt.NDArray[np.int32]
 
 
 class ReadAhead:
@@ -68,7 +67,7 @@ class ReadAhead:
         self._top_k = top_k
         self._embedding = self._embedded(header) if self.first in routers else None
         self._router_input = 0  # address of the node that the router about to run takes
-        self._kept_input: F32 | None = None
+        self._kept_input: node.Matrix | None = None
         self._unused: dict[int, list[Entry]] = {}  # by layer
 
     def begin(self, metrics: Metrics) -> None:
@@ -121,19 +120,20 @@ class ReadAhead:
 
     def keep_input(self) -> None:
         """The router's node is computed: copy its input."""
-        self._kept_input = self._inputs()
+        inputs = self._inputs()
+        self._kept_input = inputs.copy() if isinstance(inputs, node.Rows) else inputs
 
     def passed(self, layer: int) -> None:
         """``layer`` has what it needs: whatever was read ahead for it is like any other now."""
         for entry in self._unused.pop(layer, ()):
             entry.is_ahead = False
 
-    def look(self, layer: int, selected: I32, number: int, counter: ReadCounter) -> None:
+    def look(self, layer: int, selected: Routed, number: int, counter: ReadCounter) -> None:
         """``layer`` has routed: predict, and read ahead.
 
         Args:
             layer: the layer.
-            selected: int32[rows, top_k].
+            selected: the experts of each row.
             number: of this pass; what it needs is not evicted.
             counter: charged.
         """
@@ -193,7 +193,7 @@ class ReadAhead:
         if self._config.prefetch_sync:
             counter.stall_s += self._lanes.wait(jobs)
 
-    def _inputs(self) -> F32 | None:
+    def _inputs(self) -> node.Matrix | None:
         """float32[rows, n_embd] that the router takes; ``None`` where the pass has no row for it.
 
         A last layer computes only the rows whose outputs are asked for: none of most of a prompt.

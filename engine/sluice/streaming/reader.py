@@ -35,6 +35,7 @@ class Read:
     the reader's alignment: the extra bytes are the neighbouring slices' own. ``needed_bytes`` is
     what must arrive (a window may end beyond the file). ``aligned`` says that offset, length
     and address suit O_DIRECT, ``is_fresh`` that some of the memory may not be there yet.
+    ``address`` is where the window lies, or 0.
     """
 
     tensor: str
@@ -44,6 +45,7 @@ class Read:
     aligned: bool
     shard: int = 0
     is_fresh: bool = True
+    address: int = 0
 
 
 class SliceReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from sluice.gguf.header import Header
 from sluice.llama.projection import Projection
+from sluice.llama.tensor import Matrix
 
 F32 = npt.NDArray[np.float32]
 
@@ -68,7 +70,7 @@ class RouterCopy:
         # Every gating function keeps the order.
         self._is_plain = bias is None and correction is None and selection.n_groups <= 1
 
-    def scores(self, rows: F32) -> F32:
+    def scores(self, rows: Matrix) -> F32:
         """float32[n, n_expert] to choose by, of inputs float32[n, n_embd]."""
         return self._scores(self._exact.scores(rows).copy())
 
@@ -83,7 +85,7 @@ class RouterCopy:
             scores = scores + self._correction
         return _masked(scores, n_groups, self._selection.n_groups_used) if n_groups > 1 else scores
 
-    def choose(self, rows: F32, top_k: int) -> list[list[int]]:
+    def choose(self, rows: Matrix, top_k: int) -> list[list[int]]:
         """The ``top_k`` experts of each row of float32[n, n_embd], the likeliest first."""
         if self._is_plain:
             return self._half.largest(rows, top_k)
@@ -97,7 +99,7 @@ class RouterCopy:
         self._half.close()
 
 
-def right(scores: F32, chosen: npt.NDArray[np.int32]) -> int:
+def right(scores: F32, chosen: Sequence[int]) -> int:
     """How many of the experts ``chosen`` (one row) are among as many best of ``scores``."""
     top_k = len(chosen)
     limit = np.partition(scores, len(scores) - top_k)[len(scores) - top_k]
@@ -105,7 +107,7 @@ def right(scores: F32, chosen: npt.NDArray[np.int32]) -> int:
     if not finite.size:  # the input was no number
         return 0
     slack = NEAR * float(finite.max() - finite.min())
-    return int(np.count_nonzero(scores[chosen] >= limit - slack))
+    return int(np.count_nonzero(scores[list(chosen)] >= limit - slack))
 
 
 def _gated(logits: F32, gating: int) -> F32:

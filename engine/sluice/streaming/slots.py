@@ -145,9 +145,9 @@ class SlotPool:
             for part, stride in self.strides.items():
                 self._buffers[part].give_back(slot * stride, (slot + 1) * stride)
 
-    def view(self, part: str) -> memoryview:
+    def buffer(self, part: str) -> Buffer:
         """The memory of a part's slots."""
-        return self._buffers[part].view
+        return self._buffers[part]
 
     def trim(self) -> None:
         """Move what stands beyond ``n_slots`` below it, and give that memory back."""
@@ -206,11 +206,12 @@ class SlotMemory:
         self._alignment = alignment
         self.pools = [SlotPool(layers, alignment) for layers in classes.values()]
         self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
-        # Of each tensor: its layer's slots, its part's memory and stride, and where a slice begins.
+        # Of each tensor: its layer's slots, its part's memory and stride, where a slice begins,
+        # and which slots were used before.
         self._places = {
             t.name: (
                 pool.table[layer],
-                pool.view(t.part),
+                pool.buffer(t.part),
                 pool.strides[t.part],
                 t.offset % alignment,
                 pool.touched,
@@ -342,17 +343,17 @@ class SlotMemory:
 
     def slice_view(self, tensor: ExpertTensor, expert: int) -> memoryview:
         """The bytes of one resident expert's slice, writable."""
-        table, view, stride, first, _ = self._places[tensor.name]
+        table, buffer, stride, first, _ = self._places[tensor.name]
         if table[expert] < 0:
             raise _no_slot(tensor.layer, expert)
         at = table[expert] * stride + first
-        return view[at : at + tensor.slice_bytes]
+        return buffer.view[at : at + tensor.slice_bytes]
 
     def slice_reads(
         self, tensor: ExpertTensor, expert: int, source: int, shard: int, alignment: int
     ) -> list[Read]:
         """As :meth:`Arena.slice_reads`, for an expert that has a slot."""
-        table, view, stride, first, touched = self._places[tensor.name]
+        table, buffer, stride, first, touched = self._places[tensor.name]
         slot = table[expert]
         if slot < 0:
             raise _no_slot(tensor.layer, expert)
@@ -360,7 +361,7 @@ class SlotMemory:
         offset = tensor.offset + source * tensor.slice_bytes
         return chunked_reads(
             tensor.name,
-            view,
+            buffer,
             at,
             offset,
             tensor.slice_bytes,

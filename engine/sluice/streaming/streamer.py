@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from sluice.config import Config
 from sluice.errors import SystemFault
@@ -34,8 +34,6 @@ from sluice.streaming.slots import slot_memory
 from sluice.streaming.standin import StandIn
 from sluice.streaming.whole import WholeLayers
 from sluice.telemetry.metrics import CacheReport, Metrics, ReadCounter
-
-I32 = npt.NDArray[np.int32]
 
 
 class Streamer:
@@ -74,6 +72,8 @@ class Streamer:
         self.head_counter = ReadCounter()
         self._header = header
         self._seams = seams
+        # Not acts(): who only counts wants to see it, too.
+        self._reroutes = type(seams).routing is not Seams.routing
         self._progress = progress
         self._capture = Capture(layout.by_name, frozenset(header.tensors))
         self._capturing = False
@@ -313,12 +313,12 @@ class Streamer:
         tensors = self.layout.layers.get(layer)
         if tensors is None:
             raise SystemFault(f"{self._path}: {node.name(address)} routes, but has no experts")
-        view, flat = node.routing(address)
+        routed = node.routed(address)
         self._pending.begin(layer)
-        if not len(view):
+        if not routed:
             return
-        selected = np.asarray(self._seams.routing(view, flat))
-        experts = sorted(set(selected.ravel().tolist()))
+        selected = self._rerouted(address) if self._reroutes else routed
+        experts = sorted(set(itertools.chain.from_iterable(selected)))
         if experts[0] < 0 or experts[-1] >= tensors[0].n_expert:
             raise SystemFault(f"layer {layer} routed to expert {experts[-1]} (or {experts[0]})")
         self._number += 1
@@ -330,10 +330,15 @@ class Streamer:
         # All this while the lanes read what this layer waits for.
         is_whole = self._whole is not None and self._whole.check(layer, has_all=not self._pending)
         if self._standin is not None and not is_whole:
-            self._standin.place(layer, view.ravel().tolist(), view.shape[1])
+            self._standin.place(layer, list(itertools.chain.from_iterable(routed)), len(routed[0]))
         if self._ahead is not None:
             self._ahead.look(layer, selected, self._number, counter)
         self._pending.wait(layer, self._capture.orders[layer], counter)
+
+    def _rerouted(self, address: int) -> list[list[int]]:
+        view, flat = node.routing(address)
+        selected: list[list[int]] = np.asarray(self._seams.routing(view, flat)).tolist()
+        return selected
 
     def _load_all_anew(
         self, tensors: Sequence[ExpertTensor], experts: list[int], counter: ReadCounter

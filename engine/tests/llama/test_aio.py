@@ -53,7 +53,7 @@ class Target:
         self.window = memoryview(mmap.mmap(-1, n_pages * PAGE))
         self.window[:] = b"\xff" * (n_pages * PAGE)
         address = address_of(self.window)
-        self.read = Submission(key, fd, address, len(self.window), page * PAGE)
+        self.read: Submission = key, fd, address, len(self.window), page * PAGE
 
 
 def all_done(aio: Aio, n: int) -> dict[int, int]:
@@ -71,7 +71,7 @@ def test_many_reads_at_depth(make: Make, fd: int) -> None:
     assert aio.submit([t.read for t in targets]) == N_PAGES
     assert all_done(aio, N_PAGES) == {1000 + i: PAGE for i in range(N_PAGES)}
     for target in targets:
-        begin = target.read.offset
+        begin = target.read[4]
         assert bytes(target.window) == CONTENT[begin : begin + PAGE]
     assert aio.done(at_least=0) == []
 
@@ -84,7 +84,7 @@ def test_a_second_lot_is_not_of_the_first(make: Make, fd: int) -> None:
         assert aio.submit([t.read for t in targets[1:]]) == 2  # the first may still be on its way
         assert all_done(aio, 3) == dict.fromkeys(range(3), PAGE)
         for target in targets:
-            begin = target.read.offset
+            begin = target.read[4]
             assert bytes(target.window) == CONTENT[begin : begin + PAGE]
 
 
@@ -117,7 +117,7 @@ def test_an_unaligned_read_is_refused_by_number(make: Make, fd: int) -> None:
     aio = make(4)
     target = Target(3, fd, 0, n_pages=2)
     good = Target(4, fd, 1)
-    bad = Submission(3, fd, target.read.address + 3, PAGE, 5)
+    bad = 3, fd, target.read[2] + 3, PAGE, 5
     # The kernel may refuse it at once, then takes what stood before it.
     taken = aio.submit([good.read, bad])
     assert taken in (1, 2)
@@ -131,7 +131,7 @@ def test_an_unaligned_read_is_refused_by_number(make: Make, fd: int) -> None:
 def test_a_descriptor_that_is_none(make: Make) -> None:
     aio = make(2)
     window = memoryview(mmap.mmap(-1, PAGE))
-    assert aio.submit([Submission(1, 99999, address_of(window), PAGE, 0)]) == 0
+    assert aio.submit([(1, 99999, address_of(window), PAGE, 0)]) == 0
     assert aio.done(at_least=0) == []
 
 

@@ -7,6 +7,8 @@ import pytest
 from sluice.errors import SystemFault
 from sluice.llama import library
 from sluice.llama.projection import Projection, Weight
+from sluice.llama.repeated import Buffer
+from sluice.llama.tensor import Rows
 
 N_IN, N_OUT = 96, 40
 F32 = npt.NDArray[np.float32]
@@ -74,6 +76,21 @@ def test_rows_that_do_not_lie_side_by_side() -> None:
     rows = np.asfortranarray(rows_of(5))
     projection = Projection(matrix)
     assert np.allclose(projection.scores(rows), rows @ matrix.T, atol=1e-4)
+    projection.close()
+
+
+def test_rows_that_a_graph_has_are_taken_where_they_are() -> None:
+    projection, others = Projection(weight(np.float32)), rows_of(2, 1)
+    memory = Buffer(others.nbytes)
+    where = Rows(memory.address, 2, N_IN)
+    for seed in (2, 3):
+        rows = rows_of(2, seed)
+        memory.fill(rows.tobytes())
+        assert np.array_equal(projection.scores(where).copy(), projection.scores(rows))
+        assert projection.largest(where, 3) == projection.largest(rows, 3)
+        assert np.array_equal(where.copy(), rows)  # nothing is written there
+        projection.scores(others)
+        assert np.array_equal(where.copy(), rows)
     projection.close()
 
 

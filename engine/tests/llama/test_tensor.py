@@ -219,25 +219,31 @@ def test_a_stand_in_gives_way_only_where_it_stands(graph: Graph) -> None:
     assert tensor.source(matmul.node, 2) == standin.address
 
 
-def test_what_is_routed_is_a_copy(graph: Graph) -> None:
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_is_routed_is_a_copy(graph: Graph, rows: int) -> None:
     """A stand-in, or the next graph, may write there while the ids are still in use."""
-    ids = routed(3, 2)
+    ids = routed(rows, 2)
     matmul = Matmul(graph, Type.F32, ids)
     view, flat = tensor.routing(matmul.ids)
+    plain = tensor.routed(matmul.ids)
     graph.fill(matmul.ids, bytes(ids.nbytes))
-    assert view.tolist() == flat.tolist() == ids.tolist()
-    assert tensor.routing(matmul.ids)[0].tolist() == [[0, 0]] * 3
+    assert view.tolist() == flat.tolist() == plain == ids.tolist()
+    assert tensor.routing(matmul.ids)[0].tolist() == [[0, 0]] * rows
+    assert tensor.routed(matmul.ids) == [[0, 0]] * rows
 
 
-def test_rows_are_a_copy(graph: Graph) -> None:
+def test_rows_are_where_the_graph_has_them_until_they_are_copied(graph: Graph) -> None:
     values = np.arange(12, dtype=np.float32).reshape(3, 4)
     matrix = graph.tensor(ggml.F32, 4, 3)
     graph.fill(matrix, values.tobytes())
     found = tensor.rows(matrix, most=3)
-    assert found is not None
+    assert found == tensor.Rows(tensor.data(matrix), 3, 4)
+    assert len(found) == 3
+    copy = found.copy()
     graph.fill(matrix, bytes(values.nbytes))
-    assert found.dtype == np.float32
-    assert np.array_equal(found, values)
+    assert copy.dtype == np.float32
+    assert np.array_equal(copy, values)
+    assert not found.copy().any()
 
 
 def test_rows_that_are_too_many_or_none(graph: Graph) -> None:
@@ -253,7 +259,7 @@ def test_further_dimensions_are_rows(graph: Graph) -> None:
     graph.fill(matrix, values.tobytes())
     found = tensor.rows(matrix, most=6)
     assert found is not None
-    assert np.array_equal(found, values.reshape(6, 4))
+    assert np.array_equal(found.copy(), values.reshape(6, 4))
 
 
 def test_rows_with_gaps_between_them(graph: Graph) -> None:

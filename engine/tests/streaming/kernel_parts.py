@@ -39,7 +39,7 @@ class Given:
         self.holds = False
 
     def submit(self, reads: list[Submission]) -> int:
-        self.offsets.append([read.offset // PAGE for read in reads])
+        self.offsets.append([offset // PAGE for *_, offset in reads])
         return self._aio.submit(reads)
 
     def done(self, *, at_least: int) -> list[tuple[int, int]]:
