@@ -9,7 +9,7 @@ from typing import Any
 from sluice.errors import SystemFault
 from sluice.llama import library
 
-F32, F16, I32, I64, F64, BF16 = 0, 1, 26, 27, 28, 30  # GGML_TYPE_*
+F32, F16, Q8_0, I32, I64, F64, BF16 = 0, 1, 8, 26, 27, 28, 30  # GGML_TYPE_*
 
 
 class InitParams(ctypes.Structure):

@@ -6,6 +6,8 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
 
 from sluice.errors import SystemFault
 from sluice.llama import ggml
@@ -13,25 +15,32 @@ from sluice.llama.repeated import Buffer, Graphs, RepeatedGraph
 from sluice.llama.tensor import Matrix
 
 F32 = npt.NDArray[np.float32]
-Weight = npt.NDArray[np.float32] | npt.NDArray[np.float16]
-_TYPES = {np.dtype(np.float32): ggml.F32, np.dtype(np.float16): ggml.F16}
+_BLOCK = 32  # elements that share a scale in Q8_0
+_LARGEST = np.float32(np.finfo(np.float16).max)  # of what a scale is made of
 
 
 class Projection:
     """The transpose of ``weight``, to be multiplied by rows.
 
     Args:
-        weight: float32 or float16[n_out, n_in], contiguous; kept.
+        weight: float32[n_out, n_in], contiguous; kept.
+        is_rough: multiply by a copy in Q8_0, a quarter of the bytes, where rows are whole blocks.
 
     Raises:
         SystemFault: it is something else.
     """
 
-    def __init__(self, weight: Weight) -> None:
-        if weight.dtype not in _TYPES or not weight.flags.c_contiguous:
-            raise SystemFault("a projection takes contiguous weights, float32 or float16")
-        self._weight = weight
-        self._graphs = Graphs(partial(_Graph, weight))  # by rows, and how many are the largest
+    def __init__(self, weight: F32, *, is_rough: bool = False) -> None:
+        if weight.dtype != np.float32 or not weight.flags.c_contiguous:
+            raise SystemFault("a projection takes contiguous weights of float32")
+        self._n_out, n_in = weight.shape
+        kind, self._kept = ggml.F32, weight.view(np.uint8)
+        if is_rough and n_in % _BLOCK == 0:
+            kind = ggml.Q8_0
+            self._kept = quantize(np.clip(weight, -_LARGEST, _LARGEST), GGMLQuantizationType.Q8_0)
+        address = self._kept.ctypes.data
+        # By rows, and how many are the largest.
+        self._graphs = Graphs(partial(_Graph, kind, address, (self._n_out, n_in)))
 
     def scores(self, rows: Matrix) -> F32:
         """float32[n, n_out] of float32[n, n_in]: a view that the next call overwrites."""
@@ -41,7 +50,7 @@ class Projection:
 
     def largest(self, rows: Matrix, n: int) -> list[list[int]]:
         """The ``n`` outputs that are largest in each row, the largest first."""
-        graph = self._computed(rows, min(n, len(self._weight)))  # ggml aborts on more
+        graph = self._computed(rows, min(n, self._n_out))  # ggml aborts on more
         return [graph.largest_of(row) for row in range(len(rows))]
 
     def close(self) -> None:
@@ -56,12 +65,14 @@ class Projection:
 
 
 class _Graph(RepeatedGraph):
-    def __init__(self, weight: Weight, n_rows: int, n: int) -> None:
+    def __init__(
+        self, kind: int, address: int, shape: tuple[int, int], n_rows: int, n: int
+    ) -> None:
         super().__init__()
-        n_out, n_in = weight.shape
+        n_out, n_in = shape
         self.rows = self.input(n_in, n_rows)
         self.scores, chosen = Buffer(4 * n_rows * n_out), Buffer(4 * n_rows * n)
-        matrix = self.tensor(_TYPES[weight.dtype], n_in, n_out, weight.ctypes.data)
+        matrix = self.tensor(kind, n_in, n_out, address)
         scores = self.node(self.base.ggml_mul_mat, matrix, self.rows.tensor, into=self.scores)
         self.build(self.node(self.base.ggml_top_k, scores, n, into=chosen) if n else scores)
         # Not arrays: Python is quicker with so few values.

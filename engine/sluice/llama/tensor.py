@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,16 @@ def name(address: int) -> str:
 def name_starts_with(address: int, prefix: bytes) -> bool:
     """Whether the node's name begins with ``prefix``."""
     return raw_name(address).startswith(prefix)
+
+
+def starts_with(prefix: bytes) -> Callable[[int], bool]:
+    """A test of a node's name, for the hook, which asks it of every node of a graph.
+
+    ``prefix`` is 8 bytes: a name's first are compared as a number.
+    """
+    number, first = int.from_bytes(prefix, sys.byteorder), ctypes.c_uint64.from_address
+    assert len(prefix) == 8
+    return lambda address: first(address + _NAME).value == number
 
 
 def raw_name(address: int) -> bytes:

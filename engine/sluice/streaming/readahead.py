@@ -185,7 +185,7 @@ class ReadAhead:
         counter.n_evicted += cache.n_evicted - n_evicted
         if not jobs:
             return
-        self._reader.check_unchanged()
+        self._reader.check_unchanged(number)
         self._lanes.submit(jobs)
         n_bytes = sum(job.read.needed_bytes for job in jobs)
         counter.ahead_bytes += n_bytes

@@ -65,6 +65,7 @@ class SliceReader:
         self.paths = tuple(paths)
         self._warn = warn
         self._identities = [(path, str(path), _identity(str(path))) for path in self.paths]
+        self._checked_at = -1
         self._falling_back = threading.Lock()
         self.granule_bytes = PAGE_BYTES
         """Memory is laid out, counted and given back in multiples of this: a page, or more."""
@@ -83,12 +84,16 @@ class SliceReader:
         """File descriptors of one lane's own."""
         return Channel(self)
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, moment: int = -1) -> None:
         """Refuse to read on when a file is no longer the one that was opened.
+
+        Not asked again at the same ``moment``, where it is a number of the caller's from 0 on.
 
         Raises:
             ReadFault: it has another size, inode or time, or has gone.
         """
+        if moment == self._checked_at >= 0:
+            return
         for path, name, then in self._identities:
             now = _identity(name)
             if now == then:
@@ -99,6 +104,7 @@ class SliceReader:
                 f"{path}: changed since it was opened ({', '.join(what)}); nothing more is read"
                 " from it: open the model again"
             )
+        self._checked_at = moment
 
     def fall_back(self, path: Path) -> None:
         """Read through the page cache from now on, and say so once."""

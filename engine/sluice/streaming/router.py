@@ -47,7 +47,7 @@ class Selection:
 
 
 class RouterCopy:
-    """One layer's router: over the model's own memory, and a copy of half its size to predict.
+    """One layer's router: over the model's own memory, and a smaller copy to predict with.
 
     Args:
         weight: float32[n_expert, n_embd].
@@ -61,9 +61,8 @@ class RouterCopy:
         self, weight: F32, bias: F32 | None, correction: F32 | None, selection: Selection
     ) -> None:
         self._exact = Projection(weight)
-        # A prediction may be wrong: half the bytes to go through is worth more than a last bit.
-        largest = np.finfo(np.float16).max
-        self._half = Projection(np.clip(weight, -largest, largest).astype(np.float16))
+        # A prediction may be wrong: fewer bytes to go through are worth more than a last bit.
+        self._rough = Projection(weight, is_rough=True)
         self._bias = bias
         self._correction = correction
         self._selection = selection
@@ -88,15 +87,15 @@ class RouterCopy:
     def choose(self, rows: Matrix, top_k: int) -> list[list[int]]:
         """The ``top_k`` experts of each row of float32[n, n_embd], the likeliest first."""
         if self._is_plain:
-            return self._half.largest(rows, top_k)
-        order = np.argsort(-self._scores(self._half.scores(rows).copy()), axis=1, kind="stable")
+            return self._rough.largest(rows, top_k)
+        order = np.argsort(-self._scores(self._rough.scores(rows).copy()), axis=1, kind="stable")
         found: list[list[int]] = order[:, :top_k].tolist()
         return found
 
     def close(self) -> None:
         """Free what it computes with."""
         self._exact.close()
-        self._half.close()
+        self._rough.close()
 
 
 def right(scores: F32, chosen: Sequence[int]) -> int:

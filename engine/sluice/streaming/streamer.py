@@ -90,7 +90,7 @@ class Streamer:
 
     def hook(self, *, is_head: bool) -> EvalHook:
         """The eval hook of a context: captures or streams, whichever pass this is."""
-        roles, raw_name = self._roles, node.raw_name
+        roles, is_of_experts = self._roles, node.starts_with(MOE)
 
         def see(address: int, ask: bool) -> bool:
             if self._capturing:
@@ -99,9 +99,9 @@ class Streamer:
             standin = self._standin
             if ask and standin is not None and standin.is_expected:
                 standin.give(address)  # a matmul need not have a name: a scale after it may
-            name = raw_name(address)
-            if not name.startswith(MOE):  # most of a graph
+            if not is_of_experts(address):  # most of a graph is not
                 return False
+            name = node.raw_name(address)
             role = roles.get(name)
             if role is None:
                 role = roles[name] = Role.of(name)
@@ -126,6 +126,7 @@ class Streamer:
         """
         if self._ahead is None:
             return
+        self._number += 1  # who pauses between two tokens may have changed a file
         try:
             self._ahead.begins(tokens, self._number, self.target_counter, self._passes_by)
             self._charge_kernel_reads(self.target_counter)
@@ -389,7 +390,7 @@ class Streamer:
     def _submit(
         self, tensors: Sequence[ExpertTensor], experts: list[int], counter: ReadCounter
     ) -> None:
-        self.reader.check_unchanged()
+        self.reader.check_unchanged(self._number)
         jobs = self._pending.submit(self._capture.orders[tensors[0].layer])
         counter.read_bytes += sum(job.read.needed_bytes for job in jobs)
         counter.slice_bytes += sum(t.slice_bytes for t in tensors) * len(experts)

@@ -296,3 +296,10 @@ def test_a_name_as_it_stands_there(graph: Graph) -> None:
 @pytest.mark.parametrize("kind", [Type.F32, Type.F16, Type.I32, Type.Q8_0, Type.Q4_K])
 def test_the_number_of_a_type(graph: Graph, kind: Type) -> None:
     assert tensor.type_number(graph.tensor(int(kind), N_COLS, 2)) == kind
+
+
+@pytest.mark.parametrize("name", ["ffn_moe_topk-7", "ffn_moe_", "ffn_moe", "ffn_mod_topk", ""])
+def test_the_first_letters_of_a_name(graph: Graph, name: str) -> None:
+    address = graph.tensor(ggml.F32, 4, 3)
+    graph.base.ggml_set_name(address, name.encode())
+    assert tensor.starts_with(b"ffn_moe_")(address) is name.startswith("ffn_moe_")

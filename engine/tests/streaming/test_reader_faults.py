@@ -132,10 +132,12 @@ def test_a_file_that_has_changed_is_refused(
     paths = (file, other)
     reader = make(*paths, direct=False)
     reader.check_unchanged()
+    reader.check_unchanged(7)
     change(paths[shard])
-    for _ in range(2):
+    reader.check_unchanged(7)  # the same moment
+    for moment in (-1, 8, 8):
         with pytest.raises(ReadFault) as fault:
-            reader.check_unchanged()
+            reader.check_unchanged(moment)
         said = str(fault.value)
         assert said.startswith(f"{paths[shard]}: ")
         assert what in said
