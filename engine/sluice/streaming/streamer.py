@@ -20,10 +20,10 @@ from sluice.streaming.arena import Arena
 from sluice.streaming.budget import cache_bytes
 from sluice.streaming.cache import CacheMemory, ExpertCache
 from sluice.streaming.capture import MOE, Capture, Role
+from sluice.streaming.demand import CachedDemand, Reads, UncachedDemand
 from sluice.streaming.dense import DenseWeights, Progress
 from sluice.streaming.kernel_lanes import lanes_for
-from sluice.streaming.lanes import Job
-from sluice.streaming.layout import ExpertLayout, ExpertTensor
+from sluice.streaming.layout import ExpertLayout
 from sluice.streaming.pages import PagedMemory
 from sluice.streaming.pending import Pending
 from sluice.streaming.plan import streaming_plan
@@ -86,7 +86,7 @@ class Streamer:
         self._whole: WholeLayers | None = None
         self._number = 0  # of the pass through a layer
         self._pending: Pending  # settle() makes both
-        self._jobs: SliceJobs
+        self._demand: CachedDemand | UncachedDemand
 
     def hook(self, *, is_head: bool) -> EvalHook:
         """The eval hook of a context: captures or streams, whichever pass this is."""
@@ -166,24 +166,30 @@ class Streamer:
             self.dense.own(found, self.reader, self.lanes, self._progress)
         elif config.dense_weights == "warm":
             self.dense.warm(found, self._progress)
-        if config.cache_mb:
-            self._place = memory = self._cache_memory()
+        place = self._cache_memory() if config.cache_mb else self._arena(shared=True)
+        self._place = place
+        jobs = SliceJobs(self.layout, self.reader, place, self._seams)
+        stops = self._capture.stops if config.overlap else {}
+        self._pending = Pending(self.lanes, self._seams, stops, place.slice_view)
+        reads = Reads(self.layout, self.reader, self._pending, self._capture.orders)
+        if isinstance(place, Arena):
+            self._demand = UncachedDemand(
+                reads, jobs, place, load_all=config.load_all, poison=config.poison
+            )
         else:
-            self._place = self._arena(shared=True)
-        self._jobs = SliceJobs(self.layout, self.reader, self._place, self._seams)
-        if config.cache_mb:
-            self.cache = ExpertCache(memory, self.lanes, self._jobs.of_expert, self._seams)
+            self.cache = ExpertCache(place, self.lanes, jobs.of_expert, self._seams)
             if config.cache_fill:
                 self.reader.check_unchanged()
                 n_experts = {n: tensors[0].n_expert for n, tensors in self.layout.layers.items()}
                 self.cache.fill(n_experts, partial(self._progress, "experts"))
-        stops = self._capture.stops if config.overlap else {}
-        self._pending = Pending(self.lanes, self._seams, stops, self._place.slice_view)
         if config.reads_ahead or config.predict_log:
             self._ahead = ReadAhead(
                 config, self._header, self.layout, self._capture, self.cache, self.lanes,
                 self.reader, top_k=self.plan.n_used,
             )  # fmt: skip
+        if self.cache is not None:
+            passed = (lambda _layer: None) if self._ahead is None else self._ahead.passed
+            self._demand = CachedDemand(reads, self.cache, passed, self._seams)
         # A seam that changes what is routed has to see all of it.
         if self.cache is not None and not acts(self._seams, "routing"):
             targets = (lambda _layer: ()) if self._ahead is None else self._ahead.targets
@@ -324,10 +330,7 @@ class Streamer:
             raise SystemFault(f"layer {layer} routed to expert {experts[-1]} (or {experts[0]})")
         self._number += 1
         self.lanes.reap()
-        if self.cache is not None:
-            self._load_cached(self.cache, layer, experts, counter)
-        else:
-            self._load_all_anew(tensors, experts, counter)
+        self._demand.meet(layer, experts, self._number, counter)
         # All this while the lanes read what this layer waits for.
         is_whole = self._whole is not None and self._whole.check(layer, has_all=not self._pending)
         if self._standin is not None and not is_whole:
@@ -340,62 +343,6 @@ class Streamer:
         view, flat = node.routing(address)
         selected: list[list[int]] = np.asarray(self._seams.routing(view, flat)).tolist()
         return selected
-
-    def _load_all_anew(
-        self, tensors: Sequence[ExpertTensor], experts: list[int], counter: ReadCounter
-    ) -> None:
-        alignment = self.reader.alignment
-        arena = self._place
-        assert isinstance(arena, Arena)
-        if self.config.poison:
-            for tensor in tensors:
-                arena.poison(tensor)
-        for tensor in tensors:
-            if self.config.load_all:
-                jobs = [Job(read) for read in arena.whole_reads(tensor, alignment)]
-            else:
-                jobs = [job for e in experts for job in self._jobs.of_slice(tensor, e)]
-            self._pending.add(tensor.part, jobs)
-        if self.config.load_all:
-            experts = list(range(tensors[0].n_expert))
-        counter.n_misses += len(experts)
-        self._submit(tensors, experts, counter)
-
-    def _load_cached(
-        self, cache: ExpertCache, layer: int, experts: list[int], counter: ReadCounter
-    ) -> None:
-        tensors = self.layout.layers[layer]
-        found = cache.request(layer, experts, self._number)
-        missing = found.missing
-        waits = self._seams.waits_for_ahead
-        awaited = [entry for entry in found.in_flight if waits(layer, entry.expert)]
-        counter.n_hits += found.n_hits
-        counter.n_ahead_used += found.n_ahead
-        counter.n_ahead_awaited += found.n_ahead_awaited
-        if self._ahead is not None:
-            self._ahead.passed(layer)
-        counter.n_misses += len(missing)
-        evicted = cache.n_evicted
-        loaded = cache.load(layer, missing, self._number) if missing else []
-        counter.n_evicted += cache.n_evicted - evicted
-        for entry in (*awaited, *loaded):
-            for part, jobs in entry.jobs.items():
-                self._pending.add(part, jobs)
-        if loaded:
-            self._submit(tensors, missing, counter)
-        elif awaited:
-            self._pending.submit(self._capture.orders[layer])
-        self._pending.watch(tensors, [entry.expert for entry in awaited])
-
-    def _submit(
-        self, tensors: Sequence[ExpertTensor], experts: list[int], counter: ReadCounter
-    ) -> None:
-        self.reader.check_unchanged(self._number)
-        jobs = self._pending.submit(self._capture.orders[tensors[0].layer])
-        counter.read_bytes += sum(job.read.needed_bytes for job in jobs)
-        counter.slice_bytes += sum(t.slice_bytes for t in tensors) * len(experts)
-        counter.n_slices += len(tensors) * len(experts)
-        self._pending.watch(tensors, experts)
 
     def _settle_down(self) -> None:
         """After an error: no lane may still write into what the next pass uses."""
