@@ -77,7 +77,7 @@ def _memory(size: int) -> memoryview:
     """Memory of a lane, all of its pages taken.
 
     A disk fills large pages faster than small ones, small ones of private memory faster than
-    those of shared, and what begins in a page faster than what does not: the limit is what it
+    those of shared, and memory that begins with a page faster than any other: the limit is what it
     gives to the best.
     """
     memory = mmap.mmap(-1, max(size, LANE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

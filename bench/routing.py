@@ -61,7 +61,7 @@ class Watcher(Nodes):
         """See :class:`Nodes`."""
         layer = node.name(address).rpartition("-")[2]
         if node.name_starts_with(address, ROUTING):
-            self.routed[-1][int(layer)] = [int(e) for e in node.routing(address)[0][0]]
+            self.routed[-1][int(layer)] = node.routed(address)[0]
             return
         for source in node.sources(address):
             values = node.values(source)

@@ -126,10 +126,14 @@ class Seams:
         return row
 
 
+def replaces(seams: Seams, *names: str) -> bool:
+    """Whether ``seams`` has a method of ``names`` of its own: who only counts has one, too."""
+    return any(getattr(type(seams), name) is not getattr(Seams, name) for name in names)
+
+
 def acts(seams: Seams, *names: str) -> bool:
     """Whether ``seams`` may change something in a method of ``names``: no shorter way, then."""
-    mine = type(seams)
-    return not mine.is_passive and any(getattr(mine, n) is not getattr(Seams, n) for n in names)
+    return not seams.is_passive and replaces(seams, *names)
 
 
 class Drafter:

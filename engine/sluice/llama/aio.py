@@ -78,8 +78,3 @@ class Aio:
             self._ring = None
             self._destroy(self._context)
             self._context.value = 0
-
-
-def address_of(window: memoryview) -> int:
-    """Where a writable window lies."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(window))

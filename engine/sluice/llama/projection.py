@@ -16,7 +16,7 @@ from sluice.llama.tensor import Matrix
 
 F32 = npt.NDArray[np.float32]
 _BLOCK = 32  # elements that share a scale in Q8_0
-_LARGEST = np.float32(np.finfo(np.float16).max)  # of what a scale is made of
+_LARGEST = np.float32(np.finfo(np.float16).max)  # a scale beyond it would be infinite
 
 
 class Projection:

@@ -38,13 +38,20 @@ class Buffer:
 class Input:
     """A graph's tensor of float32[rows, n] that another matrix is given to before every pass."""
 
-    def __init__(self, made: int, size_bytes: int) -> None:
+    def __init__(self, made: int, rows: int, n: int) -> None:
         self.tensor = made
-        self._own = Buffer(size_bytes)
+        self._shape = rows, n
+        self._own = Buffer(4 * rows * n)
 
     def take(self, matrix: tensor.Matrix) -> None:
-        """Compute on ``matrix``, which stays where it is until then if a graph has it."""
+        """Compute on ``matrix``, which stays where it is until then if a graph has it.
+
+        Raises:
+            ValueError: it has another shape.
+        """
         if isinstance(matrix, tensor.Rows):
+            if (matrix.n, matrix.width) != self._shape:
+                raise ValueError(f"{matrix.n} rows of {matrix.width} for {self._shape}")
             tensor.rebind(self.tensor, matrix.address)
         else:
             self._own.fill(matrix.tobytes())
@@ -74,7 +81,7 @@ class RepeatedGraph:
 
     def input(self, n: int, rows: int) -> Input:
         """A new matrix of ``rows`` rows of ``n`` elements, float32, to be given."""
-        return Input(self.tensor(ggml.F32, n, rows, 0), 4 * n * rows)
+        return Input(self.tensor(ggml.F32, n, rows, 0), rows, n)
 
     def node(self, operation: Callable[..., int], *arguments: int | float, into: Buffer) -> int:
         """The tensor that ``operation`` makes of ``arguments``, to be computed ``into``."""

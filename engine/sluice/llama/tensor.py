@@ -54,13 +54,13 @@ def name_starts_with(address: int, prefix: bytes) -> bool:
     return raw_name(address).startswith(prefix)
 
 
-def starts_with(prefix: bytes) -> Callable[[int], bool]:
+def name_test(prefix: bytes) -> Callable[[int], bool]:
     """A test of a node's name, for the hook, which asks it of every node of a graph.
 
-    ``prefix`` is 8 bytes: a name's first are compared as a number.
+    ``prefix`` is 8 bytes (asserted): a name's first are compared as a number.
     """
-    number, first = int.from_bytes(prefix, sys.byteorder), ctypes.c_uint64.from_address
     assert len(prefix) == 8
+    number, first = int.from_bytes(prefix, sys.byteorder), ctypes.c_uint64.from_address
     return lambda address: first(address + _NAME).value == number
 
 
@@ -204,7 +204,10 @@ def values(address: int) -> npt.NDArray[np.generic] | None:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """float32[``n``, ``width``] where a graph has them, one row behind the other."""
+    """float32[``n``, ``width``] where a graph has them, one row behind the other.
+
+    The memory is the graph's: valid until it goes on.
+    """
 
     address: int
     n: int
@@ -224,9 +227,9 @@ Matrix = npt.NDArray[np.float32] | Rows
 
 
 def rows(address: int, *, most: int) -> Matrix | None:
-    """The rows of a matrix, where they are if they are together; ``None`` for 0 or over ``most``.
+    """float32[n, elements a row] of a matrix; ``None`` where n is 0 or over ``most``.
 
-    Further dimensions are rows, too.
+    Where they are, if they lie one behind the other; else a copy. Further dimensions are rows, too.
 
     Raises:
         SystemFault: the values are no float32.
@@ -278,7 +281,7 @@ def routing(address: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 
 def routed(address: int) -> list[list[int]]:
-    """The routed experts of ``ffn_moe_topk``, ``top_k`` a row."""
+    """The routed experts of ``ffn_moe_topk``, ``top_k`` a row: a copy, empty without rows."""
     top_k, rows = shape(address)[:2]
     if rows == 1:  # numpy does so few slower, when its code has left the processor's caches
         return [list(struct.unpack(f"={top_k}i", ctypes.string_at(data(address), 4 * top_k)))]
@@ -293,7 +296,7 @@ def check_layout() -> None:
         SystemFault: a field is elsewhere; nothing may read or write tensors then.
     """
     lib = ggml.base()
-    (address, rows, ids, routed, view), free = _sample_tensors(lib)
+    (address, inputs, ids, product, view), free = _sample_tensors(lib)
     try:
         element, total = lib.ggml_element_size(address), lib.ggml_nbytes(address)
         expected = (element, 5 * element, 35 * element, 105 * element)
@@ -303,7 +306,7 @@ def check_layout() -> None:
             and strides(address) == expected
             and total == expected[3]
             and data(address) == (lib.ggml_get_data(address) or 0)
-            and _sources(routed) == [address, rows, ids] + [0] * (_N_SRC - 3)
+            and _sources(product) == [address, inputs, ids] + [0] * (_N_SRC - 3)
             and _number(address, _TYPE) == ggml.I32
             and _pointer(view, _VIEW_SRC) == address
             and lib.ggml_tensor_overhead() == _STRUCT_BYTES + _OBJECT_BYTES

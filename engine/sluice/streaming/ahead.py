@@ -74,8 +74,8 @@ class Predictor:
     def by_early_router(self, layer: int) -> list[int]:
         """What ``layer``'s router named when it was run early, the likeliest first."""
         named = self._early.get(layer, [])
-        if len(named) == 1:
-            return named[0]
+        if len(named) == 1:  # the usual
+            return list(named[0])
         # Every row's first choice comes before any row's second.
         return list(dict.fromkeys(itertools.chain.from_iterable(zip(*named, strict=True))))
 

@@ -2,8 +2,9 @@
 
 Every tensor is bound at an address that is congruent with its place in the file, modulo the
 reader's alignment: an aligned read then lands in place, and the extra bytes at its ends are the
-neighbouring experts' own. It begins in the first aligned piece of a page, whatever its place in a
-page of the file: slices of whole pages are then read into whole pages, a third faster.
+neighbouring experts' own. It begins in the first aligned piece of its buffer, whatever its place
+in a page of the file: slices of whole pages are then read into whole pages, a third faster where
+somebody copies them there.
 
 Without a cache one layer is in memory at a time, so all layers' tensors of one part share one
 buffer. With a cache in pages each tensor has a range of its own, and :mod:`sluice.streaming.pages`
@@ -196,5 +197,5 @@ def chunked_reads(
         begin = at + start - before
         window, address = buffer.view[begin : begin + room], buffer.address + begin
         needed = before + length
-        reads.append(Read(name, first - before, window, needed, aligned, shard, is_fresh, address))
+        reads.append(Read(name, first - before, window, address, needed, aligned, shard, is_fresh))
     return reads

@@ -295,6 +295,8 @@ class ExpertCache:
             entry = self._victim(layer, number, is_ahead)
             if entry is None:
                 return False
+            if entry.jobs and self._seams.spares_in_flight():
+                self._lanes.cancel(entry.all_jobs())
             self.drop(entry)
             self._count_evicted(entry)
         return self.memory.has_room(layer, experts)
@@ -307,18 +309,16 @@ class ExpertCache:
     def _victim(self, layer: int, number: int, is_ahead: bool) -> Entry | None:
         """What goes next for ``layer``: the least recently used, or what was read ahead.
 
-        What this pass needs stays, and what a lane is writing into: the read would land in
-        memory that is no longer its own. Whoever reads ahead takes no other's read-ahead.
+        What this pass needs stays. What was read ahead or is on its way goes last, and not for
+        more of it: whoever drops it waits for its reads, or they would land in memory that is no
+        longer its own.
         """
-        ahead: Entry | None = None
+        last_resort: Entry | None = None
         for entry in self._entries.values():
             if entry.needed_in == number >= 0 or not self.memory.competes(layer, entry.layer):
                 continue
             if entry.is_ahead or (entry.is_in_flight() and self._seams.spares_in_flight()):
-                ahead = ahead or entry
+                last_resort = last_resort or entry
             else:
                 return entry
-        if is_ahead or ahead is None:
-            return None
-        self._lanes.cancel(ahead.all_jobs())
-        return ahead
+        return None if is_ahead else last_resort

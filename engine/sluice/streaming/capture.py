@@ -14,7 +14,10 @@ from sluice.streaming.layout import ExpertTensor
 ROUTING = b"ffn_moe_topk-"
 ROUTER = b"ffn_moe_logits-"
 MOE = b"ffn_moe_"
-"""How the names of the expert path's nodes begin (``llm_graph_context::build_moe_ffn``)."""
+"""How the names of the expert path's nodes begin (``llm_graph_context::build_moe_ffn``).
+
+8 bytes: see :func:`sluice.llama.tensor.name_test`.
+"""
 
 MATMUL = "MUL_MAT_ID"
 """The operation that multiplies by the weights of the experts that ids name."""

@@ -108,13 +108,14 @@ class DenseWeights:
                 f" {available >> 20} MiB of memory are available; leave them mapped with"
                 " --dense-weights mmap, or make room"
             )
-        targets: list[tuple[Extent, Buffer]] = []
+        targets: list[tuple[Extent, Buffer, int]] = []  # and where in it the extent begins
         jobs: list[Job] = []
         for extent in wanted:
             buffer = Buffer(extent.size_bytes + 2 * reader.granule_bytes, reader.granule_bytes)
             buffer.use_huge_pages()
-            targets.append((extent, buffer))
-            jobs += [Job(r) for r in _reads(extent, buffer, reader)]
+            at = extent.begin % reader.alignment
+            targets.append((extent, buffer, at))
+            jobs += [Job(r) for r in _reads(extent, buffer, at, reader)]
         lanes.submit(jobs)
         done = 0
         for start in range(0, len(jobs), _BATCH):
@@ -126,14 +127,14 @@ class DenseWeights:
                 raise
             done += sum(job.read_bytes for job in batch)
             progress("dense", min(done, total) >> 20, total >> 20)
-        for extent, buffer in targets:
-            first = buffer.address + extent.begin % reader.granule_bytes
+        for extent, buffer, at in targets:
+            first = buffer.address + at
             for info in extent.tensors:
                 for address in found[info.name]:
                     node.rebind(address, first + info.offset - extent.begin)
         if not reader.is_direct:
             self._drop_page_cache(wanted)
-        self._buffers = [buffer for _, buffer in targets]
+        self._buffers = [buffer for _, buffer, _ in targets]
         self.resident_bytes = total
 
     def warm(self, found: Mapping[str, object], progress: Progress) -> None:
@@ -173,9 +174,8 @@ class DenseWeights:
                 )
 
 
-def _reads(extent: Extent, buffer: Buffer, reader: SliceReader) -> list[Read]:
+def _reads(extent: Extent, buffer: Buffer, at: int, reader: SliceReader) -> list[Read]:
     """The reads of an extent in chunks, each named by the tensor that it begins in."""
-    at = extent.begin % reader.granule_bytes
     reads = chunked_reads(
         "", buffer, at, extent.begin, extent.size_bytes, extent.shard, reader.alignment
     )

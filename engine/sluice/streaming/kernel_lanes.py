@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from sluice.config import Config
-from sluice.llama.aio import Aio, Submission, address_of
-from sluice.seams import Seams, acts
+from sluice.llama.aio import Aio, Submission
+from sluice.seams import Seams, acts, replaces
 from sluice.streaming.lanes import Cancelled, Job, Lanes
 from sluice.streaming.reader import Channel, Read, SliceReader
 
@@ -55,7 +55,7 @@ class KernelLanes(Lanes):
         self._next: deque[list[Job]] = deque()  # somebody waits for these, in this order
         self._later: deque[list[Job]] = deque()
         self._serves = False
-        self._asks = acts(seams, "hands_over")
+        self._has_seam = replaces(seams, "hands_over")
         try:
             super().__init__(reader, n, helps=False, seams=seams)
             self._channel = reader.channel()
@@ -158,7 +158,7 @@ class KernelLanes(Lanes):
             for job in jobs:
                 if not job.is_queued:
                     continue
-                if not (self._takes(job.read) and (is_needed or self._ahead_bytes < AHEAD_BYTES)):
+                if not self._takes(job.read, is_needed):
                     rest.append(job)
                     continue
                 key = self._free.pop()
@@ -171,7 +171,7 @@ class KernelLanes(Lanes):
                     self._ahead_bytes += job.read.needed_bytes
                 if not job.claim():  # somebody has taken it, or taken it back
                     self._forget(key)
-                elif not self._asks or self._seams.hands_over(job.read.tensor, job.is_ahead):
+                elif not self._has_seam or self._seams.hands_over(job.read.tensor, job.is_ahead):
                     batch.append(self._submission(key, job.read))
                 else:
                     job.finish()
@@ -196,13 +196,15 @@ class KernelLanes(Lanes):
         if is_needed:
             super().hurry(jobs)
 
-    def _takes(self, read: Read) -> bool:
-        return read.aligned and not read.is_fresh and bool(self._free) and self.uses_kernel
+    def _takes(self, read: Read, is_needed: bool) -> bool:
+        if read.is_fresh or not read.aligned or not self._free or not self.uses_kernel:
+            return False
+        return is_needed or self._ahead_bytes < AHEAD_BYTES
 
     def _submission(self, key: int, read: Read) -> Submission:
         assert self._channel is not None
-        address = read.address or address_of(read.window)
-        return key, self._channel.direct(read.shard), address, len(read.window), read.offset
+        fd = self._channel.direct(read.shard)
+        return key, fd, read.address, len(read.window), read.offset
 
     def _forget(self, key: int) -> None:
         """A read is in flight no more."""

@@ -53,7 +53,8 @@ class Job:
 
     def disclaim(self) -> None:
         """Leave it to somebody else after all."""
-        self._is_claimed = False
+        with _STATES:
+            self._is_claimed = False
 
     def finish(self) -> None:
         """Release everyone who waits."""
@@ -68,10 +69,11 @@ class Job:
         with _STATES:
             if self.is_done:
                 return
-            if self._waited is None:
-                self._waited = threading.Lock()
-                self._waited.acquire()
             waited = self._waited
+            if waited is None:
+                waited = threading.Lock()
+                waited.acquire()
+                self._waited = waited
         with waited:
             pass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from sluice.seams import Seams
+from sluice.seams import Seams, replaces
 from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertTensor
 from sluice.telemetry.metrics import ReadCounter
@@ -39,8 +39,7 @@ class Pending:
         self._later: dict[int, set[str]] = {}
         for layer, part in stops.values():
             self._later.setdefault(layer, set()).add(part)
-        # Not acts(): who only counts slices wants to see them, too.
-        self._is_watched = type(seams).slice_read is not Seams.slice_read
+        self._is_watched = replaces(seams, "slice_read")
         self._layer = -1
         self._jobs: JobsByPart = {}
         self._watched: list[tuple[ExpertTensor, int]] = []

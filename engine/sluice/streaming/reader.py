@@ -35,17 +35,17 @@ class Read:
     the reader's alignment: the extra bytes are the neighbouring slices' own. ``needed_bytes`` is
     what must arrive (a window may end beyond the file). ``aligned`` says that offset, length
     and address suit O_DIRECT, ``is_fresh`` that some of the memory may not be there yet.
-    ``address`` is where the window lies, or 0.
+    ``address`` is where the window lies.
     """
 
     tensor: str
     offset: int
     window: memoryview
+    address: int
     needed_bytes: int
     aligned: bool
     shard: int = 0
     is_fresh: bool = True
-    address: int = 0
 
 
 class SliceReader:
@@ -65,7 +65,7 @@ class SliceReader:
         self.paths = tuple(paths)
         self._warn = warn
         self._identities = [(path, str(path), _identity(str(path))) for path in self.paths]
-        self._checked_at = -1
+        self._checked_at: int | None = None
         self._falling_back = threading.Lock()
         self.granule_bytes = PAGE_BYTES
         """Memory is laid out, counted and given back in multiples of this: a page, or more."""
@@ -84,15 +84,15 @@ class SliceReader:
         """File descriptors of one lane's own."""
         return Channel(self)
 
-    def check_unchanged(self, moment: int = -1) -> None:
+    def check_unchanged(self, moment: int | None = None) -> None:
         """Refuse to read on when a file is no longer the one that was opened.
 
-        Not asked again at the same ``moment``, where it is a number of the caller's from 0 on.
+        Not looked at again at the same ``moment``, where that is said.
 
         Raises:
             ReadFault: it has another size, inode or time, or has gone.
         """
-        if moment == self._checked_at >= 0:
+        if moment is not None and moment == self._checked_at:
             return
         for path, name, then in self._identities:
             now = _identity(name)
@@ -196,7 +196,7 @@ class Channel:
 
 def _identity(path: str) -> Identity:
     try:
-        found = os.stat(path)  # noqa: PTH116 a Path costs as much again, before every read
+        found = os.stat(path)  # noqa: PTH116 a Path costs as much again, in every pass through a layer
     except OSError as err:
         raise ReadFault(
             f"{path}: cannot be found any more: {err.strerror}; nothing more is read from it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sluice.seams import Seams, acts
+from sluice.seams import Seams, replaces
 from sluice.streaming.lanes import Job
 from sluice.streaming.layout import ExpertLayout, ExpertTensor
 from sluice.streaming.reader import Read, SliceReader
@@ -36,7 +36,7 @@ class SliceJobs:
         self._reader = reader
         self._place = place
         self._seams = seams
-        self._is_plain = not acts(seams, "slice_source", "slice_shard")
+        self._has_seam = replaces(seams, "slice_source", "slice_shard")
 
     def of_expert(self, layer: int, expert: int, is_ahead: bool) -> dict[str, list[Job]]:
         """An expert's, by part."""
@@ -47,14 +47,12 @@ class SliceJobs:
 
     def of_slice(self, tensor: ExpertTensor, expert: int, is_ahead: bool = False) -> list[Job]:
         """One slice's, in chunks."""
-        seams, reader = self._seams, self._reader
-        if self._is_plain:
-            shard = tensor.shard
-            reads = self._place.slice_reads(tensor, expert, expert, shard, reader.alignment)
-            return [Job(read, is_ahead=is_ahead) for read in reads]
-        source = seams.slice_source(tensor.layer, tensor.part, expert, tensor.n_expert)
-        if source is None:
-            return []
-        shard = seams.slice_shard(tensor.shard, len(reader.paths))
-        reads = self._place.slice_reads(tensor, expert, source, shard, reader.alignment)
+        source, shard, alignment = expert, tensor.shard, self._reader.alignment
+        if self._has_seam:
+            seams = self._seams
+            other = seams.slice_source(tensor.layer, tensor.part, expert, tensor.n_expert)
+            if other is None:
+                return []
+            source, shard = other, seams.slice_shard(shard, len(self._reader.paths))
+        reads = self._place.slice_reads(tensor, expert, source, shard, alignment)
         return [Job(read, is_ahead=is_ahead) for read in reads]

@@ -24,9 +24,8 @@ from sluice.streaming.reader import Read
 _STRIDE_ALIGNMENT = 512
 
 _PAGE_OF_ITS_OWN_BYTES = 256 << 10
-"""From this size on a slice begins in a page of its own: disks fill such memory a third faster.
-
-Whoever copies into it (a virtual machine's host, a page cache) copies whole pages then.
+"""From this size on a slice's window begins with a page of memory: it is filled a third faster
+where somebody copies into it (a virtual machine's host), who copies whole pages then.
 """
 
 
@@ -378,7 +377,7 @@ class SlotMemory:
 
 
 def _stride(slice_bytes: int, alignment: int) -> int:
-    """From slot to slot: a slice may begin anywhere in the slot's first aligned piece."""
+    """From slot to slot: a slice may begin anywhere in a slot's first ``alignment`` bytes."""
     step = max(alignment, _STRIDE_ALIGNMENT)
     if slice_bytes >= _PAGE_OF_ITS_OWN_BYTES:
         step = max(step, mmap.PAGESIZE)

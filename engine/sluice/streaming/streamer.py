@@ -14,13 +14,13 @@ from sluice.gguf.header import Header
 from sluice.interrupts import raise_if_pending
 from sluice.llama import tensor as node
 from sluice.llama.context import EvalHook
-from sluice.seams import Seams, acts
+from sluice.seams import Seams, acts, replaces
 from sluice.streaming import memory
 from sluice.streaming.arena import Arena
 from sluice.streaming.budget import cache_bytes
 from sluice.streaming.cache import CacheMemory, ExpertCache
 from sluice.streaming.capture import MOE, Capture, Role
-from sluice.streaming.demand import CachedDemand, Reads, UncachedDemand
+from sluice.streaming.demand import CachedDemand, LayerReads, UncachedDemand
 from sluice.streaming.dense import DenseWeights, Progress
 from sluice.streaming.kernel_lanes import lanes_for
 from sluice.streaming.layout import ExpertLayout
@@ -72,8 +72,7 @@ class Streamer:
         self.head_counter = ReadCounter()
         self._header = header
         self._seams = seams
-        # Not acts(): who only counts wants to see it, too.
-        self._reroutes = type(seams).routing is not Seams.routing
+        self._reroutes = replaces(seams, "routing")
         self._progress = progress
         self._capture = Capture(layout.by_name, frozenset(header.tensors))
         self._capturing = False
@@ -84,13 +83,15 @@ class Streamer:
         self._roles: dict[bytes, Role] = {}
         self._ahead: ReadAhead | None = None
         self._whole: WholeLayers | None = None
-        self._number = 0  # of the pass through a layer
+        # Of passes through a layer, and of decodes begun: what is needed, and when files are
+        # looked at, is told by it.
+        self._number = 0
         self._pending: Pending  # settle() makes both
         self._demand: CachedDemand | UncachedDemand
 
     def hook(self, *, is_head: bool) -> EvalHook:
         """The eval hook of a context: captures or streams, whichever pass this is."""
-        roles, is_of_experts = self._roles, node.starts_with(MOE)
+        roles, is_of_experts = self._roles, node.name_test(MOE)
 
         def see(address: int, ask: bool) -> bool:
             if self._capturing:
@@ -171,7 +172,7 @@ class Streamer:
         jobs = SliceJobs(self.layout, self.reader, place, self._seams)
         stops = self._capture.stops if config.overlap else {}
         self._pending = Pending(self.lanes, self._seams, stops, place.slice_view)
-        reads = Reads(self.layout, self.reader, self._pending, self._capture.orders)
+        reads = LayerReads(self.layout, self.reader, self._pending, self._capture.orders)
         if isinstance(place, Arena):
             self._demand = UncachedDemand(
                 reads, jobs, place, load_all=config.load_all, poison=config.poison
@@ -188,8 +189,7 @@ class Streamer:
                 self.reader, top_k=self.plan.n_used,
             )  # fmt: skip
         if self.cache is not None:
-            passed = (lambda _layer: None) if self._ahead is None else self._ahead.passed
-            self._demand = CachedDemand(reads, self.cache, passed, self._seams)
+            self._demand = CachedDemand(reads, self.cache, self._ahead, self._seams)
         # A seam that changes what is routed has to see all of it.
         if self.cache is not None and not acts(self._seams, "routing"):
             targets = (lambda _layer: ()) if self._ahead is None else self._ahead.targets
@@ -341,7 +341,8 @@ class Streamer:
 
     def _rerouted(self, address: int) -> list[list[int]]:
         view, flat = node.routing(address)
-        selected: list[list[int]] = np.asarray(self._seams.routing(view, flat)).tolist()
+        changed = self._seams.routing(view, flat)  # an array, or something like one
+        selected: list[list[int]] = np.asarray(changed).tolist()
         return selected
 
     def _settle_down(self) -> None:

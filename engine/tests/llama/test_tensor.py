@@ -302,4 +302,4 @@ def test_the_number_of_a_type(graph: Graph, kind: Type) -> None:
 def test_the_first_letters_of_a_name(graph: Graph, name: str) -> None:
     address = graph.tensor(ggml.F32, 4, 3)
     graph.base.ggml_set_name(address, name.encode())
-    assert tensor.starts_with(b"ffn_moe_")(address) is name.startswith("ffn_moe_")
+    assert tensor.name_test(b"ffn_moe_")(address) is name.startswith("ffn_moe_")

@@ -11,7 +11,7 @@ from sluice.streaming.kernel_lanes import KernelLanes
 from sluice.streaming.lanes import Job
 from sluice.streaming.reader import Read, SliceReader
 
-from .parts import PAGE, SIZE
+from .parts import PAGE, SIZE, address_of
 
 Make = Callable[..., SliceReader]
 Start = Callable[..., KernelLanes]
@@ -68,7 +68,8 @@ def page(number: int, *, n: int = 1, name: str = "t", is_ahead: bool = False) ->
     memory = memoryview(mmap.mmap(-1, n * PAGE))
     memory[:] = b"\xff" * len(memory)
     needed = min(n * PAGE, SIZE - number * PAGE)
-    read = Read(name, number * PAGE, memory, needed, aligned=True, is_fresh=False)
+    address = address_of(memory)
+    read = Read(name, number * PAGE, memory, address, needed, aligned=True, is_fresh=False)
     return Job(read, is_ahead=is_ahead)
 
 

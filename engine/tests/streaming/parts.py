@@ -18,9 +18,14 @@ _PAGEMAP = Path("/proc/self/pagemap")
 _PRESENT = np.uint64(63)
 
 
+def address_of(memory: memoryview) -> int:
+    """Where it lies."""
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+
 def exact(offset: int, size: int, shard: int = 0) -> Read:
     """A buffered read of just [offset, offset + size)."""
-    return Read("t", offset, memoryview(bytearray(size)), size, aligned=False, shard=shard)
+    return Read("t", offset, memoryview(bytearray(size)), 0, size, aligned=False, shard=shard)
 
 
 def window(offset: int, size: int, *, alignment: int = PAGE, shift: int = 0) -> Read:
@@ -28,7 +33,7 @@ def window(offset: int, size: int, *, alignment: int = PAGE, shift: int = 0) -> 
     before = offset % alignment
     length = -(-(before + size) // alignment) * alignment
     buffer = memoryview(mmap.mmap(-1, length + alignment))[shift : shift + length]
-    return Read("t", offset - before, buffer, before + size, aligned=True)
+    return Read("t", offset - before, buffer, address_of(buffer), before + size, aligned=True)
 
 
 def layout(

@@ -43,11 +43,15 @@ def address(read: Read) -> int:
     return int(np.frombuffer(read.window, np.uint8).ctypes.data)
 
 
-@pytest.mark.parametrize("granule", [PAGE, 4 * PAGE, 1 << 16])
-def test_memory_and_file_are_congruent(layout: tuple[Header, ExpertLayout], granule: int) -> None:
-    arena = Arena(layout[1], granule, granule, shared=False)
+@pytest.mark.parametrize(
+    ("alignment", "granule"), [(512, PAGE), (PAGE, PAGE), (4 * PAGE, 4 * PAGE), (1 << 16, 1 << 16)]
+)
+def test_memory_and_file_are_congruent(
+    layout: tuple[Header, ExpertLayout], alignment: int, granule: int
+) -> None:
+    arena = Arena(layout[1], alignment, granule, shared=False)
     for tensor in tensors(layout[1]):
-        assert (arena.address(tensor) - tensor.offset) % granule == 0
+        assert (arena.address(tensor) - tensor.offset) % alignment == 0
         assert arena.buffer(tensor).address % granule == 0
 
 
@@ -65,6 +69,7 @@ def test_every_window_lies_in_its_buffer(
         assert all(read.shard == 7 for read in reads)
         for read in (*reads, *arena.whole_reads(tensor, alignment)):
             assert low <= address(read)
+            assert read.address == address(read)
             assert address(read) + len(read.window) <= high
             assert len(read.window) >= read.needed_bytes
             assert read.offset % alignment == len(read.window) % alignment == 0

@@ -47,7 +47,7 @@ def test_what_the_kernel_does_not_do_alone_goes_to_the_threads(
     fresh, plain = window(3 * PAGE, PAGE), window(5 * PAGE, PAGE)
     assert fresh.is_fresh
     plain.is_fresh = plain.aligned = False
-    shifted = Read("t", 7, memoryview(bytearray(50)), 50, aligned=False, is_fresh=False)
+    shifted = Read("t", 7, memoryview(bytearray(50)), 0, 50, aligned=False, is_fresh=False)
     jobs = [Job(read, is_ahead=is_ahead) for read in (fresh, plain, shifted)]
     there = page(9, is_ahead=is_ahead)
     lanes.submit([*jobs, there])

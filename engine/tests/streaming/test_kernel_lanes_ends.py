@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from sluice.streaming.lanes import Cancelled, Job, Lanes
 from sluice.streaming.reader import Channel, Read, SliceReader
 
 from .kernel_parts import Given, Threads, all_right, held, is_right, page
-from .parts import PAGE, SIZE, descriptors
+from .parts import PAGE, SIZE, address_of, descriptors
 
 Make = Callable[..., SliceReader]
 Start = Callable[..., KernelLanes]
@@ -34,9 +35,9 @@ def test_the_end_of_the_file_is_what_the_ordinary_road_says(
     kernel: Start, content: bytes, file: Path
 ) -> None:
     lanes = kernel()
-    memory = page(0, n=4).read.window
-    bad = Job(Read("blk.9.up", (N_PAGES - 1) * PAGE, memory, 4 * PAGE, True, is_fresh=False))
-    beyond = Job(Read("blk.9.down", 2 * N_PAGES * PAGE, page(0).read.window, 9, True, 0, False))
+    bad, beyond = page(0, n=4), page(0)
+    bad.read = replace(bad.read, tensor="blk.9.up", offset=(N_PAGES - 1) * PAGE)
+    beyond.read = replace(beyond.read, tensor="blk.9.down", offset=2 * N_PAGES * PAGE)
     good = [page(i) for i in range(5)]
     jobs = [*good, bad, beyond]
     lanes.submit(jobs)
@@ -120,7 +121,8 @@ def test_a_read_that_the_kernel_finds_unaligned_is_buffered(
     warnings: list[str] = []
     lanes = kernel(reader=make(warn=warnings.append))
     jobs = [page(i) for i in range(3)]
-    bad = Job(Read("t", 2 * PAGE + 3, memoryview(bytearray(100)), 100, True, is_fresh=False))
+    memory = memoryview(bytearray(100))
+    bad = Job(Read("t", 2 * PAGE + 3, memory, address_of(memory), 100, True, is_fresh=False))
     lanes.submit([*jobs[:2], bad, jobs[2]])
     lanes.wait([*jobs, bad])
     assert all_right([*jobs, bad], content)

@@ -32,7 +32,7 @@ class Gate(Seams):
 
 
 def named(name: str, offset: int = 0, size: int = 10, *, is_ahead: bool = False) -> Job:
-    read = Read(name, offset, memoryview(bytearray(size)), size, aligned=False)
+    read = Read(name, offset, memoryview(bytearray(size)), 0, size, aligned=False)
     return Job(read, is_ahead=is_ahead)
 
 

@@ -42,7 +42,7 @@ def test_a_file_that_was_cut_under_a_read_is_a_fault(make: Make, channel: Open, 
 
 
 def test_an_error_of_the_system_is_a_fault_in_its_words(make: Make, channel: Open) -> None:
-    read = Read("t", -5, memoryview(bytearray(10)), 10, aligned=False)
+    read = Read("t", -5, memoryview(bytearray(10)), 0, 10, aligned=False)
     with pytest.raises(ReadFault, match=r"offset -5 stopped after 0: Invalid argument"):
         channel(make(direct=False)).read(read)
 
@@ -135,7 +135,7 @@ def test_a_file_that_has_changed_is_refused(
     reader.check_unchanged(7)
     change(paths[shard])
     reader.check_unchanged(7)  # the same moment
-    for moment in (-1, 8, 8):
+    for moment in (None, 8, 8):
         with pytest.raises(ReadFault) as fault:
             reader.check_unchanged(moment)
         said = str(fault.value)

@@ -119,14 +119,20 @@ def test_a_bias_that_ties_leaves_the_order_of_places() -> None:
 
 
 def test_a_choice_may_round_and_the_scores_do_not() -> None:
-    """The choice is by float16 weights, the scores that a choice is held against by the model's."""
-    weight = f32([1, 0], [1 + 2**-13, 0], [0, 1])
+    """The choice is by weights rounded to Q8_0, the scores it is held against by the model's."""
+    weight = np.zeros((3, 32), np.float32)
+    weight[:, 0] = 127  # of each block, a step is 1
+    weight[:, 1] = 0, 0.4, 0.6  # becomes 0, 0 and 1
+    weight[2, 2] = -0.45  # becomes 0
+    rows = np.zeros((1, 32), np.float32)
+    rows[0, :3] = 127, 127, 127
     copy = RouterCopy(weight, None, None, PLAIN)
-    scores = copy.scores(f32([1, 0]))
-    assert scores.tolist() == [[1, 1 + 2**-13, 0]]
-    assert sorted(copy.choose(f32([1, 0]), 2)[0]) == [0, 1]
-    assert copy.scores(f32([0, 1])).tolist() == [[0, 0, 1]]
-    assert scores.tolist() == [[1, 1 + 2**-13, 0]]  # a copy
+    scores = copy.scores(rows)
+    assert np.argsort(-scores[0]).tolist() == [1, 2, 0]
+    assert copy.choose(rows, 1) == [[2]]
+    kept = scores.copy()
+    copy.scores(-rows)
+    assert np.array_equal(scores, kept)
 
 
 def test_a_closed_router_can_be_used_again() -> None:
@@ -140,17 +146,17 @@ def test_a_closed_router_can_be_used_again() -> None:
 def test_what_was_chosen_is_right_where_it_is_among_the_best() -> None:
     scores = np.array([1, 2, 3, 4], np.float32)
     for chosen, n_right in (([3, 2], 2), ([2, 3], 2), ([3, 1], 1), ([0, 1], 0), ([0, 1, 2, 3], 4)):
-        assert right(scores, np.array(chosen, np.int32)) == n_right
+        assert right(scores, chosen) == n_right
 
 
 def test_a_near_tie_is_not_held_against_a_choice() -> None:
     scores = np.array([0, 10, 5, 5 + 1e-4], np.float32)
-    assert right(scores, np.array([1, 2], np.int32)) == 2
+    assert right(scores, [1, 2]) == 2
     scores[3] = 5.1
-    assert right(scores, np.array([1, 2], np.int32)) == 1
+    assert right(scores, [1, 2]) == 1
     # Excluded groups do not widen the spread.
     scores = np.array([-np.inf, 10, 5, 5.1], np.float32)
-    assert right(scores, np.array([1, 2], np.int32)) == 1
+    assert right(scores, [1, 2]) == 1
 
 
 def header_of(header: Header, names: tuple[str, ...] = (), **keys: int) -> Header:
@@ -189,4 +195,4 @@ def test_ernie_takes_the_softmax_whatever_it_corrects(header: Header, keys: dict
 
 def test_scores_that_are_no_numbers_are_never_right() -> None:
     scores = np.full(4, np.nan, np.float32)
-    assert right(scores, np.array([0, 1], np.int32)) == 0
+    assert right(scores, [0, 1]) == 0

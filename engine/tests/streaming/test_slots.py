@@ -309,6 +309,7 @@ def test_a_read_stays_in_its_slot(alignment: int) -> None:
         assert len(reads) == 2
         for read in reads:
             at = np.frombuffer(read.window, np.uint8).ctypes.data - buffer.address
+            assert read.address == buffer.address + at
             assert expert * stride <= at
             assert at + len(read.window) <= (expert + 1) * stride
             assert (at - read.offset) % alignment == 0
