@@ -292,13 +292,16 @@ class ExpertCache:
         for _ in range(len(self._entries)):
             if self.memory.has_room(layer, experts):
                 return True
-            entry = self._victim(layer, number, is_ahead)
-            if entry is None:
+            victims = self._victims(layer, number, len(experts), is_ahead=is_ahead)
+            if not victims:
                 return False
-            if entry.jobs and self._seams.spares_in_flight():
-                self._lanes.cancel(entry.all_jobs())
-            self.drop(entry)
-            self._count_evicted(entry)
+            for entry in victims:
+                if self.memory.has_room(layer, experts):
+                    return True
+                if entry.jobs and self._seams.spares_in_flight():
+                    self._lanes.cancel(entry.all_jobs())
+                self.drop(entry)
+                self._count_evicted(entry)
         return self.memory.has_room(layer, experts)
 
     def _count_evicted(self, entry: Entry) -> None:
@@ -306,19 +309,22 @@ class ExpertCache:
         counts = self.report.evicted_by_layer
         counts[entry.layer] = counts.get(entry.layer, 0) + 1
 
-    def _victim(self, layer: int, number: int, is_ahead: bool) -> Entry | None:
-        """What goes next for ``layer``: the least recently used, or what was read ahead.
+    def _victims(self, layer: int, number: int, n: int, *, is_ahead: bool) -> list[Entry]:
+        """What goes next for ``layer``: at most ``n``, the least recently used first.
 
         What this pass needs stays. What was read ahead or is on its way goes last, and not for
         more of it: whoever drops it waits for its reads, or they would land in memory that is no
         longer its own.
         """
-        last_resort: Entry | None = None
+        victims: list[Entry] = []
+        last_resort: list[Entry] = []
         for entry in self._entries.values():
             if entry.needed_in == number >= 0 or not self.memory.competes(layer, entry.layer):
                 continue
             if entry.is_ahead or (entry.is_in_flight() and self._seams.spares_in_flight()):
-                last_resort = last_resort or entry
-            else:
-                return entry
-        return None if is_ahead else last_resort
+                last_resort.append(entry)
+                continue
+            victims.append(entry)
+            if len(victims) == n:
+                break
+        return victims or ([] if is_ahead else last_resort[:n])

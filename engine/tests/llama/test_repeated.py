@@ -95,3 +95,29 @@ def test_no_memory_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ggml, "base", Empty)
     with pytest.raises(SystemFault, match="no memory"):
         RepeatedGraph()
+
+
+def test_an_input_is_an_array_of_ours_or_what_a_graph_has(graph: RepeatedGraph) -> None:
+    out = Buffer(24)
+    given = graph.input(3, 2)
+    graph.build(graph.node(graph.base.ggml_mul, given.tensor, given.tensor, into=out))
+    elsewhere = Buffer(24)
+    elsewhere.fill(raw(6, 5, 4, 3, 2, 1))
+    where = tensor.Rows(elsewhere.address, 2, 3)
+    ours = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+    for matrix, squares in (
+        (where, [36, 25, 16, 9, 4, 1]),
+        (ours, [1, 4, 9, 16, 25, 36]),
+        (where, [36, 25, 16, 9, 4, 1]),
+    ):
+        given.take(matrix)
+        graph.compute()
+        assert values(out) == squares
+    assert values(elsewhere) == [6, 5, 4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (3, 2), (2, 4)])
+def test_an_input_of_another_shape_is_refused(graph: RepeatedGraph, shape: tuple[int, int]) -> None:
+    given, elsewhere = graph.input(3, 2), Buffer(64)
+    with pytest.raises(ValueError, match=rf"{shape[0]} rows of {shape[1]} for \(2, 3\)"):
+        given.take(tensor.Rows(elsewhere.address, *shape))

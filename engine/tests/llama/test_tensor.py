@@ -303,3 +303,13 @@ def test_the_first_letters_of_a_name(graph: Graph, name: str) -> None:
     address = graph.tensor(ggml.F32, 4, 3)
     graph.base.ggml_set_name(address, name.encode())
     assert tensor.name_test(b"ffn_moe_")(address) is name.startswith("ffn_moe_")
+
+
+def test_routed_experts_of_rows_with_gaps_and_of_no_row(graph: Graph) -> None:
+    whole = graph.tensor(ggml.I32, 5, 3)
+    graph.fill(whole, np.arange(15, dtype=np.int32).tobytes())
+    view = graph.tensor(ggml.I32, 2, 3)
+    ctypes.c_int64.from_address(view + tensor._NB + 8).value = 20
+    tensor.rebind(view, tensor.data(whole))
+    assert tensor.routed(view) == [[0, 1], [5, 6], [10, 11]]
+    assert tensor.routed(graph.tensor(ggml.I32, 2, 0)) == []

@@ -43,6 +43,40 @@ def test_the_least_recently_used_goes_first(rig: Make) -> None:
     assert one.cache.n_evicted == 2
 
 
+class Remembers(Seams):
+    """Leaves what was evicted in the table."""
+
+    def forgets(self, layer: int, expert: int) -> bool:
+        return False
+
+
+def test_what_is_gone_and_remembered_is_not_the_next_to_go(rig: Make) -> None:
+    one = rig(experts=2, slices=EVEN, n_layers=6)
+    one.cache._seams = Remembers()
+    for layer in range(4):
+        one.route(layer, {0})
+    assert one.cache.report.evicted_by_layer == {0: 1, 1: 1}
+    assert [(n, 0) in one.cache for n in range(4)] == [True] * 4
+
+
+@pytest.mark.parametrize("kind", ["slots"])
+def test_room_for_many_is_made_in_one_walk(rig: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries that may not go are old, too, and would be passed by for every one that goes."""
+    one = rig(experts=16, slices=EVEN, n_layers=4)
+    one.route(1, range(8))
+    one.route(0, range(8))
+    asked: list[int] = []
+
+    def competes(layer: int, other: int) -> bool:
+        asked.append(other)
+        return layer % 2 == other % 2
+
+    monkeypatch.setattr(one.memory, "competes", competes)
+    one.route(2, range(8))
+    assert one.cache.report.evicted_by_layer == {0: 8}
+    assert len(asked) == 16
+
+
 def test_looking_for_an_expert_makes_it_the_most_recent(rig: Make) -> None:
     one = rig(experts=2, slices=EVEN)
     one.route(0, {0})

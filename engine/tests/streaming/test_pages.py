@@ -19,10 +19,13 @@ N_EXPERT = 8
 class Rig:
     """One tensor of eight slices in memory, and pages that are counted twice."""
 
-    def __init__(self, slice_bytes: int, *, first: int = 1234, granule: int = PAGE) -> None:
+    def __init__(
+        self, slice_bytes: int, *, first: int = 1234, granule: int = PAGE, alignment: int = 0
+    ) -> None:
         experts = layout([slice_bytes], first=first, n_expert=N_EXPERT)
         (self.tensor,) = experts.layers[0]
-        self.arena = Arena(experts, granule, granule, shared=False)
+        self.arena = Arena(experts, alignment or granule, granule, shared=False)
+        self.first = self.arena.first_byte(self.tensor)
         self.pages = Pages(self.arena)
         self.granule = granule
         self.buffer = self.arena.buffer(self.tensor)
@@ -34,7 +37,7 @@ class Rig:
 
     def of(self, expert: int) -> range:
         """The pages that a slice touches, by the page."""
-        begin = self.tensor.offset % self.granule + expert * self.tensor.slice_bytes
+        begin = self.first + expert * self.tensor.slice_bytes
         return range(
             begin // self.granule, (begin + self.tensor.slice_bytes - 1) // self.granule + 1
         )
@@ -58,6 +61,8 @@ SHAPES = {
     "pages and a bit": Rig(2 * PAGE + 512, first=PAGE),
     "odd": Rig(70_001),
     "smaller than a large block": Rig(5000, granule=16 * PAGE),
+    "pages, in a file of small blocks": Rig(3 * PAGE, first=5000, alignment=512),
+    "pages and a bit, in a file of small blocks": Rig(2 * PAGE + 512, first=5000, alignment=512),
     "large blocks": Rig(70_001, granule=4 * PAGE),
 }
 
