@@ -253,8 +253,7 @@ class ExpertCache:
         goes = self.memory.set_budget(budget_bytes)
         for entry in list(self._entries.values()):
             if goes or self.memory.is_over(entry.layer):
-                self.drop(entry)
-                self._count_evicted(entry)
+                self._evict(entry)
         self.memory.trim()
 
     def drop(self, entry: Entry) -> None:
@@ -300,11 +299,11 @@ class ExpertCache:
                     return True
                 if entry.jobs and self._seams.spares_in_flight():
                     self._lanes.cancel(entry.all_jobs())
-                self.drop(entry)
-                self._count_evicted(entry)
+                self._evict(entry)
         return self.memory.has_room(layer, experts)
 
-    def _count_evicted(self, entry: Entry) -> None:
+    def _evict(self, entry: Entry) -> None:
+        self.drop(entry)
         self.n_evicted += 1
         counts = self.report.evicted_by_layer
         counts[entry.layer] = counts.get(entry.layer, 0) + 1

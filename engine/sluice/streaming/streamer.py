@@ -190,12 +190,12 @@ class Streamer:
             )  # fmt: skip
         if self.cache is not None:
             self._demand = CachedDemand(reads, self.cache, self._ahead, self._seams)
-        # A seam that changes what is routed has to see all of it.
-        if self.cache is not None and not acts(self._seams, "routing"):
-            targets = (lambda _layer: ()) if self._ahead is None else self._ahead.targets
-            self._whole = WholeLayers(
-                self.layout.layers, self.cache, self._standin, targets, self._seams
-            )
+            # A seam that changes what is routed has to see all of it.
+            if not acts(self._seams, "routing"):
+                targets = (lambda _layer: ()) if self._ahead is None else self._ahead.targets
+                self._whole = WholeLayers(
+                    self.layout.layers, self.cache, self._standin, targets, self._seams
+                )
         self.lanes.serve(memory_stays=self._standin is not None)
 
     def resize(self, config: Config) -> None:

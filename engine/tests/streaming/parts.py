@@ -23,6 +23,12 @@ def address_of(memory: memoryview) -> int:
     return int(np.frombuffer(memory, np.uint8).ctypes.data)
 
 
+def slice_of(content: bytes, tensor: ExpertTensor, expert: int) -> bytes:
+    """An expert's slice as it is in the file."""
+    begin = tensor.offset + expert * tensor.slice_bytes
+    return content[begin : begin + tensor.slice_bytes]
+
+
 def exact(offset: int, size: int, shard: int = 0) -> Read:
     """A buffered read of just [offset, offset + size)."""
     return Read("t", offset, memoryview(bytearray(size)), 0, size, aligned=False, shard=shard)

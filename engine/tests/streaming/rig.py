@@ -14,7 +14,7 @@ from sluice.streaming.layout import ExpertLayout
 from sluice.streaming.pages import PagedMemory
 from sluice.streaming.slots import SlotMemory
 
-from .parts import PAGE, present
+from .parts import PAGE, present, slice_of
 
 WAIT_S = 20
 UNEVEN = (5000, 2500)
@@ -71,8 +71,7 @@ class Rig:
         if isinstance(memory, SlotMemory) and memory._pool_of[layer].table[layer][expert] < 0:
             return False
         return all(
-            bytes(self.memory.slice_view(t, expert))
-            == self.content[t.offset + expert * t.slice_bytes :][: t.slice_bytes]
+            bytes(self.memory.slice_view(t, expert)) == slice_of(self.content, t, expert)
             for t in self.layout.layers[layer]
         )
 

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from sluice.errors import SystemFault
@@ -12,9 +11,9 @@ from sluice.gguf.header import Header, read_header
 from sluice.llama.quantize import quantize
 from sluice.streaming.arena import POISON, Arena, Buffer
 from sluice.streaming.layout import ExpertLayout, ExpertTensor, expert_layout
-from sluice.streaming.reader import CHUNK_BYTES, Channel, Read, SliceReader
+from sluice.streaming.reader import CHUNK_BYTES, Channel, SliceReader
 
-from .parts import PAGE, can_see_pages, present
+from .parts import PAGE, address_of, can_see_pages, present
 
 TYPES = ("Q8_0", "Q4_K_M", "MXFP4_MOE", "F16", "Q6_K", "Q5_0")
 ALIGNMENTS = (1, 512, PAGE)
@@ -37,10 +36,6 @@ def arena(request: pytest.FixtureRequest, layout: tuple[Header, ExpertLayout]) -
 
 def tensors(layout: ExpertLayout) -> Iterator[ExpertTensor]:
     yield from layout.by_name.values()
-
-
-def address(read: Read) -> int:
-    return int(np.frombuffer(read.window, np.uint8).ctypes.data)
 
 
 @pytest.mark.parametrize(
@@ -68,13 +63,13 @@ def test_every_window_lies_in_its_buffer(
         reads = [r for e in (0, 1, last) for r in arena.slice_reads(tensor, e, e, 7, alignment)]
         assert all(read.shard == 7 for read in reads)
         for read in (*reads, *arena.whole_reads(tensor, alignment)):
-            assert low <= address(read)
-            assert read.address == address(read)
-            assert address(read) + len(read.window) <= high
+            assert low <= address_of(read.window)
+            assert read.address == address_of(read.window)
+            assert address_of(read.window) + len(read.window) <= high
             assert len(read.window) >= read.needed_bytes
             assert read.offset % alignment == len(read.window) % alignment == 0
             # In place: each byte of the file goes to the byte that llama.cpp will look at.
-            assert address(read) - arena.address(tensor) == read.offset - tensor.offset
+            assert address_of(read.window) - arena.address(tensor) == read.offset - tensor.offset
             assert read.aligned is (alignment > 1)
 
 
@@ -157,7 +152,7 @@ def test_slices_of_whole_pages_are_read_into_whole_pages(shared: bool) -> None:
     for expert in range(4):
         for read in arena.slice_reads(tensor, expert, expert, 0, 512):
             assert read.aligned
-            assert address(read) % PAGE == 0
+            assert address_of(read.window) % PAGE == 0
     assert (arena.address(tensor) - tensor.offset) % 512 == 0
 
 

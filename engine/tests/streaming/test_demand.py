@@ -21,7 +21,7 @@ from sluice.streaming.reader import PAGE_BYTES, SliceReader
 from sluice.streaming.slice_jobs import SliceJobs
 from sluice.telemetry.metrics import ReadCounter
 
-from .parts import layout
+from .parts import layout, slice_of
 
 N_EXPERT = 8
 SIZES = (5000, 2500)
@@ -74,6 +74,14 @@ class Bench:
         self.cache = ExpertCache(self.memory, self.lanes, jobs.of_expert, self.seams)
         return CachedDemand(self._reads(self.memory), self.cache, None, self.seams)
 
+    def passes(
+        self, demand: CachedDemand | UncachedDemand, layer: int, experts: list[int], number: int
+    ) -> None:
+        """All of a layer's pass but its matmuls."""
+        self.pending.begin(layer)
+        demand.meet(layer, experts, number, self.counter)
+        self.wait()
+
     def wait(self) -> None:
         self.pending.wait_for_all()
 
@@ -97,8 +105,7 @@ def bench(file: Path, request: pytest.FixtureRequest) -> Open:
 
 def is_right(bench: Bench, view: Callable[..., memoryview], experts: list[int], raw: bytes) -> bool:
     return all(
-        bytes(view(tensor, e))
-        == raw[tensor.offset + e * tensor.slice_bytes :][: tensor.slice_bytes]
+        bytes(view(tensor, e)) == slice_of(raw, tensor, e)
         for tensor in bench.found.layers[0]
         for e in experts
     )
@@ -108,9 +115,7 @@ def test_without_a_cache_all_is_read_every_time(bench: Open, content: bytes) -> 
     one = bench()
     demand = one.uncached()
     for n in (1, 2):
-        one.pending.begin(0)
-        demand.meet(0, [1, 6], n, one.counter)
-        one.wait()
+        one.passes(demand, 0, [1, 6], n)
         assert is_right(one, one.arena.slice_view, [1, 6], content)
         assert (one.counter.n_misses, one.counter.n_hits) == (2 * n, 0)
         assert one.counter.read_bytes == one.counter.slice_bytes == 2 * n * sum(SIZES)
@@ -120,9 +125,7 @@ def test_without_a_cache_all_is_read_every_time(bench: Open, content: bytes) -> 
 def test_every_expert_may_be_read(bench: Open, content: bytes) -> None:
     one = bench()
     demand = one.uncached(load_all=True)
-    one.pending.begin(0)
-    demand.meet(0, [3], 1, one.counter)
-    one.wait()
+    one.passes(demand, 0, [3], 1)
     assert is_right(one, one.arena.slice_view, list(range(N_EXPERT)), content)
     assert one.counter.n_misses == N_EXPERT
     assert one.counter.slice_bytes == N_EXPERT * sum(SIZES)
@@ -131,9 +134,7 @@ def test_every_expert_may_be_read(bench: Open, content: bytes) -> None:
 def test_what_was_not_asked_for_is_poisoned(bench: Open, content: bytes) -> None:
     one = bench()
     demand = one.uncached(poison=True)
-    one.pending.begin(0)
-    demand.meet(0, [3], 1, one.counter)
-    one.wait()
+    one.passes(demand, 0, [3], 1)
     assert is_right(one, one.arena.slice_view, [3], content)
     for tensor in one.found.layers[0]:
         assert (np.frombuffer(one.arena.slice_view(tensor, 5), np.uint8) == 0xFF).all()
@@ -142,19 +143,13 @@ def test_what_was_not_asked_for_is_poisoned(bench: Open, content: bytes) -> None
 def test_a_cache_is_read_into_once(bench: Open, content: bytes) -> None:
     one = bench()
     demand = one.cached(4)
-    one.pending.begin(0)
-    demand.meet(0, [1, 6], 1, one.counter)
-    one.wait()
-    one.pending.begin(0)
-    demand.meet(0, [1, 2], 2, one.counter)
-    one.wait()
+    one.passes(demand, 0, [1, 6], 1)
+    one.passes(demand, 0, [1, 2], 2)
     assert is_right(one, one.memory.slice_view, [1, 2, 6], content)
     assert (one.counter.n_misses, one.counter.n_hits) == (3, 1)
     assert one.counter.read_bytes == one.counter.slice_bytes == 3 * sum(SIZES)
     assert one.counter.n_evicted == 0
-    one.pending.begin(1)
-    demand.meet(1, [0, 1, 2, 3], 3, one.counter)
-    one.wait()
+    one.passes(demand, 1, [0, 1, 2, 3], 3)
     assert one.counter.n_evicted > 0
     assert (1, 0) in one.cache
 
@@ -183,9 +178,7 @@ def test_a_file_that_changed_is_refused_before_it_is_read(
 ) -> None:
     one = bench()
     demand = one.cached(4) if is_cached else one.uncached()
-    one.pending.begin(0)
-    demand.meet(0, [1], 1, one.counter)
-    one.wait()
+    one.passes(demand, 0, [1], 1)
     read_bytes = one.counter.read_bytes
     with file.open("ab") as out:
         out.write(b"x")
@@ -201,7 +194,5 @@ def test_who_only_counts_is_asked_for_every_slice(bench: Open) -> None:
     seams = Counting()
     one = bench(seams)
     demand = one.uncached()
-    one.pending.begin(0)
-    demand.meet(0, [1], 1, one.counter)
-    one.wait()
+    one.passes(demand, 0, [1], 1)
     assert seams.asked == {"slice_source", "slice_shard"}

@@ -17,7 +17,7 @@ from sluice.streaming.layout import ExpertLayout, ExpertTensor, expert_layout
 from sluice.streaming.reader import CHUNK_BYTES, Channel, SliceReader
 from sluice.streaming.slots import SlotMemory, can_hold, slot_memory
 
-from .parts import PAGE, can_see_pages, layout, plan_of, present
+from .parts import PAGE, address_of, can_see_pages, layout, plan_of, present
 from .rig import buffers
 
 N_LAYERS, N_EXPERT = 3, 8
@@ -292,7 +292,7 @@ def test_large_slices_are_read_into_whole_pages() -> None:
     for expert in (2, 0, 1):
         memory.take(0, expert)
         for read in memory.slice_reads(large, expert, expert, 0, 512):
-            assert np.frombuffer(read.window, np.uint8).ctypes.data % PAGE == 0
+            assert address_of(read.window) % PAGE == 0
     assert memory.stride(large) == large.slice_bytes + PAGE
     assert memory.stride(small) == SLICE + 512  # a page for each would be too much
 
@@ -308,7 +308,7 @@ def test_a_read_stays_in_its_slot(alignment: int) -> None:
         reads = memory.slice_reads(tensor, expert, expert, 3, alignment)
         assert len(reads) == 2
         for read in reads:
-            at = np.frombuffer(read.window, np.uint8).ctypes.data - buffer.address
+            at = address_of(read.window) - buffer.address
             assert read.address == buffer.address + at
             assert expert * stride <= at
             assert at + len(read.window) <= (expert + 1) * stride
