@@ -7,6 +7,7 @@ import mmap
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,53 +25,74 @@ Window = tuple[int, int, int]
 """Shard, offset and length of one read."""
 
 
-def raw_rate(model: Path, lanes: int, read_bytes: int) -> float:
-    """MiB/s of O_DIRECT reads of slices of random experts, ``lanes`` of them at once.
+@dataclass(frozen=True, slots=True)
+class RawRead:
+    """What was read, and how long it took."""
 
-    Ends after ``read_bytes``, or after 20 s on a slow disk.
+    read_bytes: int
+    wall_s: float
+
+
+class RawDisk:
+    """``lanes`` O_DIRECT reads at once, of slices of random experts.
 
     Raises:
-        SystemFault: the file system takes no O_DIRECT, or a read failed.
+        SystemFault: the file system takes no O_DIRECT.
     """
-    layout = expert_layout(read_model(model), with_head=False)
-    reader = SliceReader(layout.paths, direct=True, warn=lambda _text: None)
-    if not reader.is_direct:
-        raise SystemFault(f"{model}: its file system does not take O_DIRECT")
-    windows = slice_windows(layout, reader.alignment, read_bytes)
-    memories = [_memory(max(length for _, _, length in windows)) for _ in range(lanes)]
-    queue = iter(windows)
-    done = [0] * lanes
-    failed: list[str] = []
 
-    def lane(number: int) -> None:
-        fds = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in layout.paths]
-        at = 0
-        try:
-            for shard, offset, length in queue:
-                if at + length > len(memories[number]):
-                    at = 0
-                window = memories[number][at : at + length]
-                done[number] += os.preadv(fds[shard], [window], offset)
-                at += -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
-                if time.perf_counter() > until:
-                    break
-        except OSError as err:
-            failed.append(f"{model}: cannot be read: {err.strerror}")
-        finally:
-            for fd in fds:
-                os.close(fd)
+    def __init__(self, model: Path, lanes: int) -> None:
+        self._model = model
+        self._layout = expert_layout(read_model(model), with_head=False)
+        reader = SliceReader(self._layout.paths, direct=True, warn=lambda _text: None)
+        if not reader.is_direct:
+            raise SystemFault(f"{model}: its file system does not take O_DIRECT")
+        self._alignment = reader.alignment
+        self._random = np.random.default_rng(SEED)
+        longest = max(t.slice_bytes for t in self._layout.by_name.values()) + 2 * self._alignment
+        self._memories = [_memory(longest) for _ in range(lanes)]
 
-    threads = [threading.Thread(target=lane, args=(number,)) for number in range(lanes)]
-    began = time.perf_counter()
-    until = began + SECONDS_MAX
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - began
-    if failed:
-        raise SystemFault(failed[0])
-    return sum(done) / 2**20 / seconds
+    def read(self, read_bytes: int) -> RawRead:
+        """Read ``read_bytes`` or a bit more; less where that would take more than 20 s.
+
+        Other slices every time: somebody below may keep what has been read.
+
+        Raises:
+            SystemFault: a read failed.
+        """
+        windows = slice_windows(self._layout, self._alignment, read_bytes, self._random)
+        queue = iter(windows)
+        done = [0] * len(self._memories)
+        failed: list[str] = []
+
+        def lane(number: int) -> None:
+            memory = self._memories[number]
+            fds = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in self._layout.paths]
+            at = 0
+            try:
+                for shard, offset, length in queue:
+                    if at + length > len(memory):
+                        at = 0
+                    done[number] += os.preadv(fds[shard], [memory[at : at + length]], offset)
+                    at += -(-length // mmap.PAGESIZE) * mmap.PAGESIZE
+                    if time.perf_counter() > until:
+                        break
+            except OSError as err:
+                failed.append(f"{self._model}: cannot be read: {err.strerror}")
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+        threads = [threading.Thread(target=lane, args=(n,)) for n in range(len(done))]
+        began = time.perf_counter()
+        until = began + SECONDS_MAX
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        wall_s = time.perf_counter() - began
+        if failed:
+            raise SystemFault(failed[0])
+        return RawRead(sum(done), wall_s)
 
 
 def _memory(size: int) -> memoryview:
@@ -87,9 +109,10 @@ def _memory(size: int) -> memoryview:
     return memoryview(memory)
 
 
-def slice_windows(layout: ExpertLayout, alignment: int, read_bytes: int) -> list[Window]:
+def slice_windows(
+    layout: ExpertLayout, alignment: int, read_bytes: int, random: np.random.Generator
+) -> list[Window]:
     """Aligned windows of every slice of experts drawn at random, ``read_bytes`` or a bit more."""
-    random = np.random.default_rng(SEED)
     layers = list(layout.layers.values())
     windows: list[Window] = []
     total = 0

@@ -1,7 +1,7 @@
 """What the measurements come to: the table and the bars. Pure.
 
-Every figure is one of a round, and every ratio is to what was measured in the same round; shown
-is the median over the rounds, with the smallest and the largest.
+Every figure is one of a round, and every ratio is to what was measured in turns with it, or else
+in the same round; shown is the median over the rounds, with the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -9,14 +9,23 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from arms import MIB, Arm
 from worker import Measured
 
-Round = Mapping[str, Measured]
-"""Name of an arm to its measurement."""
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """An arm's measurement, and those of what took turns with it, by their arms' names."""
+
+    own: Measured
+    beside: Mapping[str, Measured] = field(default_factory=dict)
+
+
+Round = Mapping[str, Taken]
+"""By an arm's name."""
 
 Figure = Callable[[Round, str], float | None]
 """Of one arm in one round; ``None`` where it has no meaning or was not measured."""
@@ -96,7 +105,7 @@ def spread(rounds: Sequence[Round], name: str, figure: Figure) -> Spread | None:
 
 def summary(arm: Arm, rounds: Sequence[Round]) -> Summary:
     """The row of one arm."""
-    mine = [here[arm.name] for here in rounds if arm.name in here]
+    mine = [here[arm.name].own for here in rounds if arm.name in here]
 
     def of(figure: Figure, has_meaning: bool) -> Spread | None:
         return spread(rounds, arm.name, figure) if has_meaning else None
@@ -166,13 +175,12 @@ def bars(rounds: Sequence[Round], why_no_limit: str = "") -> list[Bar]:
 
 def tok_s(here: Round, name: str) -> float | None:
     """Tokens a second."""
-    m = _run(here, name)
-    return _over(m.n_tokens, m.wall_s)
+    return _tok_s(_run(here, name))
 
 
 def rate_to(base: str) -> Figure:
     """The rate as a ratio to that of the arm ``base``."""
-    return lambda here, name: _over(tok_s(here, name), tok_s(here, base))
+    return lambda here, name: _over(tok_s(here, name), _tok_s(_beside(here, name, base)))
 
 
 def ideal_tok_s(here: Round, name: str) -> float | None:
@@ -182,9 +190,9 @@ def ideal_tok_s(here: Round, name: str) -> float | None:
     for nothing does not count.
     """
     serial = _run(here, name.partition("+")[0])
-    compute_s = _over(1.0, tok_s(here, "resident"))
+    compute_s = _over(1.0, _tok_s(_beside(here, name, "resident")))
     token_bytes = _over(_reads(serial, "read_bytes"), serial.n_tokens)
-    reads_s = _over(token_bytes, _raw_bytes_s(here))
+    reads_s = _over(token_bytes, _raw_bytes_s(here, name))
     if compute_s is None or reads_s is None:
         return None
     return 1 / max(compute_s, reads_s)
@@ -196,8 +204,23 @@ def of_ideal(here: Round, name: str) -> float | None:
 
 
 def _run(here: Round, name: str) -> Measured:
-    m = here.get(name)
-    return Measured() if m is None or m.error else m
+    return _whole(here[name].own) if name in here else Measured()
+
+
+def _beside(here: Round, name: str, base: str) -> Measured:
+    """What the arm ``base`` did in turns with ``name``; else what it did in the same round."""
+    taken = here.get(name)
+    if taken is not None and base in taken.beside:
+        return _whole(taken.beside[base])
+    return _run(here, base)
+
+
+def _whole(m: Measured) -> Measured:
+    return Measured() if m.error else m
+
+
+def _tok_s(m: Measured) -> float | None:
+    return _over(m.n_tokens, m.wall_s)
 
 
 def _reads(m: Measured, name: str) -> float:
@@ -209,11 +232,12 @@ def _over(value: float | None, by: float | None) -> float | None:
 
 
 def _raw_mib_s(here: Round, name: str) -> float | None:
-    return _run(here, name).raw_mib_s or None
+    return _over(_raw_bytes_s(here, name), MIB)
 
 
-def _raw_bytes_s(here: Round) -> float:
-    return _run(here, "raw").raw_mib_s * MIB
+def _raw_bytes_s(here: Round, name: str) -> float | None:
+    raw = _beside(here, name, "raw")
+    return _over(raw.raw_bytes, raw.wall_s)
 
 
 def _mib_token(here: Round, name: str) -> float | None:
@@ -233,12 +257,12 @@ def _stall(here: Round, name: str) -> float | None:
 
 def _of_raw(here: Round, name: str) -> float | None:
     m = _run(here, name)
-    return _over(_over(_reads(m, "read_bytes"), _reads(m, "stall_s")), _raw_bytes_s(here))
+    return _over(_over(_reads(m, "read_bytes"), _reads(m, "stall_s")), _raw_bytes_s(here, name))
 
 
 def _disk_use(here: Round, name: str) -> float | None:
     m = _run(here, name)
-    return _over(_over(_reads(m, "read_bytes"), m.wall_s), _raw_bytes_s(here))
+    return _over(_over(_reads(m, "read_bytes"), m.wall_s), _raw_bytes_s(here, name))
 
 
 def _ahead_used(here: Round, name: str) -> float | None:

@@ -3,25 +3,44 @@ from __future__ import annotations
 import pytest
 
 from arms import MIB, Arm, Budgets, all_arms
-from report import Bar, Spread, bars, ideal_tok_s, rate_to, spread, summary, table, tok_s
+from report import (
+    Bar,
+    Spread,
+    Taken,
+    bars,
+    ideal_tok_s,
+    of_ideal,
+    rate_to,
+    spread,
+    summary,
+    table,
+    tok_s,
+)
 from worker import Measured
 
 ARMS = {arm.name: arm for arm in all_arms(Budgets(third=100, all=300, third_head=1, all_head=1))}
 
 
-def run(tok_s: float, **reads: float) -> Measured:
+def run(tok_s: float, **reads: float) -> Taken:
     """A run of 10 tokens at ``tok_s``."""
-    return Measured(n_tokens=10, wall_s=10 / tok_s, reads=dict(reads), peak_rss_bytes=7 * MIB)
+    return Taken(
+        Measured(n_tokens=10, wall_s=10 / tok_s, reads=dict(reads), peak_rss_bytes=7 * MIB)
+    )
 
 
-def reading(tok_s: float, mib_token: float, stall: float, **more: float) -> Measured:
+def disk(mib_s: float) -> Taken:
+    """The disk alone, for 2 s."""
+    return Taken(Measured(raw_bytes=round(2 * mib_s * MIB), wall_s=2.0))
+
+
+def reading(tok_s: float, mib_token: float, stall: float, **more: float) -> Taken:
     """A run that reads, and waits for a share of its time."""
     more |= {"read_bytes": 10 * mib_token * MIB, "stall_s": stall * 10 / tok_s}
     return run(tok_s, **more)
 
 
 ROUND = {
-    "raw": Measured(raw_mib_s=1000.0),
+    "raw": disk(1000.0),
     "resident": run(20.0),
     "off": reading(5.0, 100.0, 0.6),
     "third": reading(10.0, 40.0, 0.5, n_hits=70, n_misses=30),
@@ -62,9 +81,22 @@ def test_ratios_are_within_a_round_and_the_median_is_over_them() -> None:
     assert spread(rounds, "off", rate_to("resident")) == Spread(0.5, 0.4, 0.75)
 
 
+def test_a_ratio_is_to_what_took_turns_with_the_arm() -> None:
+    # The machine was twice as fast while this arm was measured as it was before.
+    beside = {"resident": run(40.0).own, "raw": disk(2000.0).own}
+    fast = Taken(reading(20.0, 60.0, 0.1).own, beside)
+    here = ROUND | {"third+predict": fast}
+    assert rate_to("resident")(here, "third+predict") == 0.5
+    assert rate_to("resident")(here, "all") == 0.95, "nothing took turns with that"
+    assert ideal_tok_s(here, "third+predict") == pytest.approx(40.0)
+    assert of_ideal(here, "third+predict") == pytest.approx(0.5)
+    failed = Taken(fast.own, {"resident": Measured(error="ended with -9")})
+    assert rate_to("resident")({**here, "third+predict": failed}, "third+predict") is None
+
+
 def test_the_ideal_is_the_slower_of_compute_and_of_the_reads_that_are_needed() -> None:
     assert ideal_tok_s(ROUND, "third+predict") == pytest.approx(20.0)  # 40 MiB take 40 ms, not 60
-    slow_disk = ROUND | {"raw": Measured(raw_mib_s=500.0)}
+    slow_disk = ROUND | {"raw": disk(500.0)}
     assert ideal_tok_s(slow_disk, "third+predict") == pytest.approx(12.5)
     assert ideal_tok_s({"resident": run(1.0)}, "third+predict") is None
 
@@ -93,7 +125,7 @@ def test_a_bar_goes_by_the_median_and_shows_the_range() -> None:
 
 
 def test_the_table_has_a_row_an_arm_and_the_words_of_what_failed() -> None:
-    here = ROUND | {"limit-mmap": Measured(error="killed: 10 MiB of memory were not enough")}
+    here = ROUND | {"limit-mmap": Taken(Measured(error="killed: 10 MiB of memory were not enough"))}
     lines = list(table([*ARMS.values()], [here]))
     rows = {line.split(" | ")[0]: line for line in lines if line.startswith("| ")}
     assert set(rows) == {"| ", *(f"| {ARMS[name].label}" for name in ROUND if name != "raw")}
@@ -107,7 +139,7 @@ def test_the_table_has_a_row_an_arm_and_the_words_of_what_failed() -> None:
 
 def test_a_failed_run_counts_nowhere() -> None:
     broken = run(100.0)
-    broken.error = "ended with -11"
+    broken.own.error = "ended with -11"
     rounds = [{"resident": run(10.0), "off": broken}, {"resident": run(10.0), "off": run(5.0)}]
     row = summary(Arm("off", "off", changes={"moe_stream": True}), rounds)
     assert row.tok_s == Spread(5.0, 5.0, 5.0)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import rounds
 import streaming
 from peer import PeerRun
 from sluice.targets.cgroup import why_no_cgroup
@@ -21,34 +22,62 @@ def test_a_benchmark_from_end_to_end(
     # A peer of 10 ms a token; test_peer.py runs commands for real.
     monkeypatch.setenv("BENCH_PEER", "peer {model} {n} {cache_mb}")
     monkeypatch.setattr(
-        streaming, "run_peer", lambda command, _timeout_s: PeerRun(int(command[2]) / 100, 5 << 20)
+        rounds, "run_peer", lambda command, _timeout_s: PeerRun(int(command[2]) / 100, 5 << 20)
     )
-    monkeypatch.setattr(streaming, "prompt_ids", lambda _n: [5, 6, 7])
-    monkeypatch.setattr(streaming, "RAW_BYTES", 16 << 20)
+    monkeypatch.setattr(rounds, "prompt_ids", lambda _n: [5, 6, 7])
+    monkeypatch.setattr(rounds, "RAW_BYTES", 16 << 20)
     # The limit is for a model of GBs: here it has to hold the interpreter, too.
-    monkeypatch.setattr(streaming.Subject, "limit_bytes", property(lambda _self: 400 << 20))
+    monkeypatch.setattr(rounds.Subject, "limit_bytes", property(lambda _self: 400 << 20))
     out, plot = tmp_path / "new" / "b.json", tmp_path / "b.png"
-    arguments = ["--model", str(routed_model), "--rounds", "2", "--n", "8", "-t", "1",
+    arguments = ["--model", str(routed_model), "--rounds", "2", "--n", "16", "-t", "1",
                  "--json", str(out), "--plot", str(plot), "--only", *ARMS]  # fmt: skip
     assert streaming.main(arguments) == 0
     said = capsys.readouterr()
     document = json.loads(out.read_text(encoding="utf-8"))
-    assert document["schema"] == "sluice-bench/2"
+    assert document["schema"] == "sluice-bench/3"
     arms = {arm["name"]: arm for arm in document["arms"]}
     limited = {"limit-auto"} if why_no_cgroup() is None else set()
     assert set(arms) == set(ARMS) - {"limit-auto"} | limited
     for arm in arms.values():
         assert len(arm["rounds"]) == 2
+        owns = [r["own"] for r in arm["rounds"]]
+        besides = [r["beside"] for r in arm["rounds"]]
         if arm["name"] != "raw":
-            assert [r["error"] for r in arm["rounds"]] == ["", ""]
+            assert [own["error"] for own in owns] == ["", ""]
             assert f"| {arm['label']} |" in said.out
+        if arm["name"].startswith("limit"):
+            assert besides == [{}, {}]
+        else:
+            assert [set(beside) for beside in besides] == [{"raw", "resident"}] * 2
+            assert all(beside["resident"]["n_tokens"] == 16 for beside in besides)
     assert arms["peer-third"]["summary"]["tok_s"]["median"] == pytest.approx(100)
     for name in limited:
-        peaks = [r["group_peak_bytes"] for r in arms[name]["rounds"]]
-        assert all(0 < peak <= 400 << 20 for peak in peaks)
+        peaks = [r["own"]["group_peak_bytes"] for r in arms[name]["rounds"]]
+        assert all(0 < peak <= 400 << 20 for peak in peaks), peaks
     assert sum(": wanted " in line for line in said.out.splitlines()) == len(document["bars"]) == 4
     assert said.err.count("round 2 of 2") == len(arms)
     assert plot.exists() or "matplotlib is not installed" in said.out
+
+
+def test_without_memory_for_two_models_arms_follow_each_other(
+    routed_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rounds, "prompt_ids", lambda _n: [5, 6, 7])
+    monkeypatch.setattr(rounds, "available_bytes", lambda: 1 << 30)
+    out = tmp_path / "b.json"
+    arguments = ["--model", str(routed_model), "--rounds", "1", "--n", "8", "-t", "1",
+                 "--json", str(out), "--plot", str(tmp_path / "b.png"),
+                 "--only", "resident", "off"]  # fmt: skip
+    assert streaming.main(arguments) == 0
+    said = capsys.readouterr()
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert "1024 MiB of memory are available" in said.err
+    assert document["not_in_turns"] in said.err
+    assert [arm["rounds"][0]["beside"] for arm in document["arms"]] == [{}, {}]
+    assert document["arms"][1]["summary"]["to_resident"]["median"] > 0
 
 
 @pytest.mark.parametrize(

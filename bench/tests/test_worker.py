@@ -1,26 +1,22 @@
 from __future__ import annotations
 
-import dataclasses
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import worker
+from runner import Runner
 from sluice.gguf.header import read_header
 from worker import Measured, Spec
 
 
 def measure(path: Path, config: dict[str, Any] | None, **changes: Any) -> Measured:
-    spec = Spec(model=str(path), config=config, prompt=[5, 6, 7], warm=4, n=12, twice=False,
-                budget_s=60.0, io_threads=2, raw_bytes=16 << 20)  # fmt: skip
-    line = json.dumps(dataclasses.asdict(dataclasses.replace(spec, **changes)))
-    done = subprocess.run(
-        [sys.executable, worker.__file__, line], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return Measured(**json.loads(done.stdout))
+    """One turn."""
+    given = {"prompt": [5, 6, 7], "warm": 4, "turns": 1, "n": 12, "twice": False,
+             "budget_s": 60.0, "io_threads": 2, "raw_bytes": 16 << 20, **changes}  # fmt: skip
+    with Runner(Spec(model=str(path), config=config, **given), 60.0) as runner:
+        measured = runner.begin()
+        measured.add(runner.turn())
+    return measured
 
 
 def streamed(**more: Any) -> dict[str, Any]:
@@ -40,6 +36,7 @@ def test_a_streamed_run_reads_what_its_timed_tokens_route_to(routed_model: Path)
     assert measured.reads["slice_bytes"] == 12 * token_bytes
     assert measured.reads["stall_s"] > 0
     assert measured.wall_s > measured.reads["stall_s"]
+    assert measured.load_s > 0
     assert measured.peak_rss_bytes > 1 << 20
 
 
@@ -62,12 +59,24 @@ def test_what_the_engine_refuses_is_the_error(routed_model: Path, tmp_path: Path
     assert wrong.error.startswith("cache_megabytes: no such setting")
 
 
-def test_a_slow_run_ends_early_with_fewer_tokens(routed_model: Path) -> None:
+def test_a_slow_turn_ends_early_with_fewer_tokens(routed_model: Path) -> None:
     measured = measure(routed_model, {"ctx": 1024, "threads": 1}, budget_s=0.0, n=500)
     assert measured.n_tokens == worker.TOKENS_MIN
 
 
 def test_the_disk_alone_computes_nothing(bundled: Path) -> None:
     measured = measure(bundled, None)
-    assert measured.raw_mib_s > 0 or "O_DIRECT" in measured.error
+    assert measured.raw_bytes >= 16 << 20 or "O_DIRECT" in measured.error
     assert measured.n_tokens == 0
+
+
+def test_turns_add_up() -> None:
+    whole = Measured(load_s=1.0)
+    whole.add(Measured(n_tokens=8, wall_s=2.0, reads={"read_bytes": 5}, peak_rss_bytes=7))
+    whole.add(Measured(n_tokens=9, wall_s=1.0, reads={"read_bytes": 6}, peak_rss_bytes=6))
+    assert whole == Measured(
+        n_tokens=17, wall_s=3.0, load_s=1.0, reads={"read_bytes": 11}, peak_rss_bytes=7
+    )
+    whole.add(Measured(error="ended with -9"))
+    whole.add(Measured(error="later"))
+    assert whole.error == "ended with -9"

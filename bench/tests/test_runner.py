@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from peer import PeerRun
+from runner import PeerRunner, Runner, in_turns
+from sluice.errors import SystemFault
+from worker import Measured, Spec
+
+
+class Logged:
+    """Turns of one token each, and who had them."""
+
+    def __init__(self, name: str, log: list[str], fails_at: int = -1) -> None:
+        self.name = name
+        self.log = log
+        self.left = fails_at
+
+    def begin(self) -> Measured:
+        self.log.append(f"{self.name} begins")
+        return Measured(load_s=1.0)
+
+    def turn(self) -> Measured:
+        self.log.append(self.name)
+        self.left -= 1
+        return Measured(error="broken") if self.left == -1 else Measured(n_tokens=1, wall_s=2.0)
+
+
+def test_everybody_has_turns_one_after_the_other() -> None:
+    log: list[str] = []
+    own, beside = in_turns(Logged("a", log), {"b": Logged("b", log), "c": Logged("c", log)}, 2)
+    assert log == ["a begins", "b begins", "c begins", "b", "c", "a", "b", "c", "a"]
+    whole = Measured(n_tokens=2, wall_s=4.0, load_s=1.0)
+    assert own == whole
+    assert beside == {"b": whole, "c": whole}
+
+
+def test_an_arm_that_fails_ends_the_turns() -> None:
+    log: list[str] = []
+    own, _ = in_turns(Logged("a", log, fails_at=1), {"b": Logged("b", log)}, 9)
+    assert own.error == "broken"
+    assert log.count("a") == log.count("b") == 2
+
+
+@pytest.fixture
+def spec(routed_model: Path) -> Spec:
+    return Spec(model=str(routed_model), config={"ctx": 256, "threads": 1}, prompt=[5, 6, 7],
+                warm=4, turns=3, n=8, twice=False, budget_s=60.0, io_threads=2,
+                raw_bytes=1 << 20)  # fmt: skip
+
+
+def test_a_worker_takes_turns_and_begins_again(spec: Spec) -> None:
+    with Runner(spec, 60.0) as runner:
+        for _ in range(2):
+            assert runner.begin().load_s > 0
+            turns = [runner.turn() for _ in range(spec.turns)]
+            assert [turn.n_tokens for turn in turns] == [8] * 3
+            assert all(turn.wall_s > 0 and not turn.error for turn in turns)
+        assert "too early" in runner.turn().error, "more turns than it was told of"
+        assert "too early" in runner.begin().error, "an error stays"
+
+
+def test_a_process_that_ends_says_with_what(spec: Spec) -> None:
+    dies = [sys.executable, "-c", "import sys; sys.stderr.write('first\\nlast\\n'); sys.exit(7)"]
+    with Runner(spec, 60.0, lambda _line: dies) as runner:
+        assert runner.begin().error == "ended with 7: last"
+        assert runner.turn().error == "ended with 7: last"
+
+
+def test_a_process_that_does_not_answer_is_ended(spec: Spec) -> None:
+    hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
+    with Runner(spec, 0.2, lambda _line: hangs) as runner:
+        assert runner.begin().error == "still running after 0 s"
+
+
+def test_a_peer_runs_once_in_the_middle_of_the_turns() -> None:
+    runs: list[int] = []
+
+    def run(n: int) -> PeerRun:
+        runs.append(n)
+        return PeerRun(1.0 + n / 100, 5 << 20)
+
+    log: list[str] = []
+    peer = PeerRunner(run, warm=16, n=64, turns=4)
+    own, beside = in_turns(peer, {"b": Logged("b", log)}, 4)
+    assert runs == [16, 80]
+    assert own.n_tokens == 64
+    assert own.wall_s == pytest.approx(0.64)
+    assert beside["b"].n_tokens == 4
+
+
+def test_a_peer_that_fails_or_makes_no_sense_has_an_error() -> None:
+    def fails(_n: int) -> PeerRun:
+        raise SystemFault("BENCH_PEER: peer ended with 1")
+
+    assert PeerRunner(fails, warm=1, n=2, turns=1).turn().error == "BENCH_PEER: peer ended with 1"
+    same = PeerRunner(lambda _n: PeerRun(1.0, 1), warm=1, n=2, turns=1)
+    assert same.turn().error == "its longer run was not the slower one"
