@@ -239,6 +239,8 @@ class Session:
                 **shape,
             ),
             hook=looking.hook if looking is not None else hook,
+            # Those who look want to see every node.
+            shows=streamer.shown if streamer is not None and looking is None else None,
         )
         self._closing.callback(context.close)
         if streamer is not None and not is_head:

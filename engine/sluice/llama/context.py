@@ -17,6 +17,7 @@ from sluice.interrupts import held_back
 from sluice.llama import library
 from sluice.llama.batch import Batch
 from sluice.llama.model import Model
+from sluice.llama.node_filter import Entry, NodeFilter
 
 EvalHook = Callable[[int, bool], bool]
 """Called with a node's address and whether llama.cpp asks (True) or has computed it (False)."""
@@ -51,13 +52,19 @@ class ContextShape:
 
 
 class Context:
-    """One sequence's state. ``hook`` sees every graph node, also while capturing.
+    """One sequence's state. ``hook`` sees the graph nodes that ``shows`` lets pass, or all.
 
     The hook may raise: llama.cpp's C code cannot carry an exception, so it is kept, the
     computation is stopped, and :meth:`decode` raises it.
     """
 
-    def __init__(self, model: Model, shape: ContextShape, hook: EvalHook | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        shape: ContextShape,
+        hook: EvalHook | None = None,
+        shows: NodeFilter | None = None,
+    ) -> None:
         self.model = model
         self.shape = shape
         self._handle = 0
@@ -65,8 +72,13 @@ class Context:
         self._hook = hook
         self.guard: Guard = nullcontext
         self.begins: list[Begins] = []
-        # The callback object must outlive the context: llama.cpp keeps its address.
-        self._callback = api.ggml_backend_sched_eval_callback(self._evaluate) if hook else None
+        self._shows = shows
+        self._was_open = False  # when the hook raised
+        # It must outlive the context: llama.cpp keeps its address.
+        self._entry: Entry | None = None
+        if hook is not None:
+            callback = api.ggml_backend_sched_eval_callback(self._evaluate)
+            self._entry = Entry(callback) if shows is None else shows.entry(callback)
         params = api.llama_context_default_params()
         params.n_ctx = shape.n_ctx
         params.n_batch = params.n_ubatch = shape.rows_max
@@ -84,8 +96,8 @@ class Context:
         )
         params.offload_kqv = params.op_offload = False
         params.no_perf = True
-        if self._callback is not None:
-            params.cb_eval = self._callback
+        if self._entry is not None:
+            params.cb_eval = self._entry.function
         library.forget_errors()
         handle = api.llama_init_from_model(model.handle, params)
         if not handle:
@@ -178,7 +190,7 @@ class Context:
             self._handle = 0
             # The callback holds this object, and the hook the streamer's buffers: a cycle would
             # keep them until a collection.
-            self._callback = self._hook = None
+            self._entry = self._hook = None
             self.begins.clear()
 
     @property
@@ -203,6 +215,8 @@ class Context:
             status = int(api.llama_decode(self._handle, batch))
         if self._raised is not None:
             raised, self._raised = self._raised, None
+            if self._shows is not None:
+                self._shows.is_open = self._was_open
             raise raised
         return status
 
@@ -214,6 +228,9 @@ class Context:
             return self._hook(address, ask) if self._hook is not None else False
         except BaseException as err:  # ctypes would print and drop it: keep it for decode()
             self._raised = err
+            if self._shows is not None:
+                # Our answers end one split of the graph: be asked at the next one's first.
+                self._was_open, self._shows.is_open = self._shows.is_open, True
             return ask
 
     @staticmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import os
 import platform
 import struct
@@ -61,6 +62,26 @@ def run_promptly() -> bool:
     nice = os.getpriority(os.PRIO_PROCESS, 0)  # of this thread, on Linux
     attributes = struct.pack("=IIQiIQQQ", 48, os.SCHED_OTHER, 0, nice, 0, _QUANTUM_NS, 0, 0)
     return set_attributes(ctypes.c_long(0), attributes, ctypes.c_uint(0)) == 0
+
+
+def address_of(mapping: mmap.mmap) -> int:
+    """Where a writable mapping begins."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+
+
+def make_executable(mapping: mmap.mmap) -> bool:
+    """Let the code in ``mapping`` be run, and no longer be written.
+
+    Returns:
+        Whether the system allows it: a policy may refuse memory that was ever written to.
+    """
+    protect = getattr(ctypes.CDLL(None), "mprotect", None)
+    if protect is None:
+        return False
+    protect.restype = ctypes.c_int
+    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    wanted = mmap.PROT_READ | mmap.PROT_EXEC
+    return bool(protect(address_of(mapping), len(mapping), wanted) == 0)
 
 
 def system_call(name: str) -> Callable[..., int] | None:

@@ -26,7 +26,7 @@ _NB = 48  # size_t[4] strides in bytes
 _SRC = 152  # ggml_tensor *[10]
 _VIEW_SRC = 232
 _DATA = 248
-_NAME = 256  # char[64]
+NAME = 256  # char[64]
 _Name = ctypes.c_char * 64  # GGML_MAX_NAME
 _STRUCT_BYTES = 336
 _OBJECT_BYTES = 32  # ggml_object, which stands before every tensor of a context
@@ -61,12 +61,12 @@ def name_test(prefix: bytes) -> Callable[[int], bool]:
     """
     assert len(prefix) == 8
     number, first = int.from_bytes(prefix, sys.byteorder), ctypes.c_uint64.from_address
-    return lambda address: first(address + _NAME).value == number
+    return lambda address: first(address + NAME).value == number
 
 
 def raw_name(address: int) -> bytes:
     """The node's name as it stands there: the quickest way to know a node, for the hook."""
-    return _Name.from_address(address + _NAME).value
+    return _Name.from_address(address + NAME).value
 
 
 def shape(address: int) -> tuple[int, ...]:

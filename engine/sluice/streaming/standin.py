@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from sluice.llama import tensor as node
+from sluice.llama.node_filter import NodeFilter
 from sluice.streaming.layout import ExpertLayout
 from sluice.streaming.slots import SlotMemory
 
@@ -17,6 +18,7 @@ class StandIn:
         layout: what is cached.
         found: addresses of each weight that a graph takes.
         rows, top_k: of the widest pass.
+        shown: what the eval hook sees; open while :attr:`is_expected`.
     """
 
     def __init__(
@@ -27,10 +29,11 @@ class StandIn:
         *,
         rows: int,
         top_k: int,
+        shown: NodeFilter,
     ) -> None:
         self.memory = memory
-        self.is_expected = False
-        """Whether a matmul that takes slots is still to come: :meth:`give` must see it."""
+        self._shown = shown
+        self._expect(False)
         self._weights = {
             layer: [
                 (node.ExpertWeights(address), memory.address(tensor, 0), memory.stride(tensor))
@@ -72,11 +75,15 @@ class StandIn:
                 self._ids.give_way(address, 2)
             else:
                 self._ids.stand_in_for(address, 2)
-            self.is_expected = bool(self._takers)
+            self._expect(bool(self._takers))
 
     def _bind(self, layer: int, low: int, n_slots: int) -> None:
         self._takers.clear()
         for weights, begin, stride in self._weights[layer]:
             weights.bind(begin + low * stride, n_slots, stride)
             self._takers.add(weights.address)
-        self.is_expected = True
+        self._expect(True)
+
+    def _expect(self, more: bool) -> None:
+        self.is_expected = self._shown.is_open = more
+        """Whether a matmul that takes slots is still to come: :meth:`give` must see it."""

@@ -14,6 +14,7 @@ from sluice.gguf.header import Header
 from sluice.interrupts import raise_if_pending
 from sluice.llama import tensor as node
 from sluice.llama.context import EvalHook
+from sluice.llama.node_filter import NodeFilter
 from sluice.seams import Seams, acts, replaces
 from sluice.streaming import memory
 from sluice.streaming.arena import Arena
@@ -39,9 +40,9 @@ from sluice.telemetry.metrics import CacheReport, Metrics, ReadCounter
 class Streamer:
     """Streams one model's experts, for every context over it.
 
-    Give :meth:`hook` to each context, :meth:`capture` each context's graph once, then
-    :meth:`settle`, and decode. Point :attr:`target_counter` and :attr:`head_counter` at what the
-    next decode of either context should be charged to.
+    Give :meth:`hook` and :attr:`shown` to each context, :meth:`capture` each context's graph once,
+    then :meth:`settle`, and decode. Point :attr:`target_counter` and :attr:`head_counter` at what
+    the next decode of either context should be charged to.
 
     Args:
         config: of the session, resolved.
@@ -76,6 +77,8 @@ class Streamer:
         self._progress = progress
         self._capture = Capture(layout.by_name, frozenset(header.tensors))
         self._capturing = False
+        self.shown = NodeFilter(MOE)
+        """The nodes that :meth:`hook` has to see; it may be shown all."""
         self._place: Arena | CacheMemory  # settle() says which
         self._standin: StandIn | None = None
         self.lanes = lanes_for(config, reader, seams)
@@ -141,11 +144,11 @@ class Streamer:
         Raises:
             SystemFault: the graph did not use an expert tensor that the file holds.
         """
-        self._capturing = True
+        self._capturing = self.shown.is_open = True
         try:
             build_only()
         finally:
-            self._capturing = False
+            self._capturing = self.shown.is_open = False
         wanted = [t for layer in layers for t in self.layout.layers[layer]]
         missed = sorted(t.name for t in wanted if t.name not in self._capture.found)
         if missed:
@@ -275,7 +278,9 @@ class Streamer:
         )
         if slots is not None:
             found, top_k = self._capture.found, self.plan.n_used
-            self._standin = StandIn(slots, self.layout, found, rows=ubatch, top_k=top_k)
+            self._standin = StandIn(
+                slots, self.layout, found, rows=ubatch, top_k=top_k, shown=self.shown
+            )
             return slots
         arena = self._arena(shared=False)
         return PagedMemory(self.layout, arena, budget)

@@ -26,7 +26,7 @@ def test_the_layout_is_the_librarys_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["_TYPE", "_NE", "_NB", "_SRC", "_VIEW_SRC", "_DATA", "_NAME", "_STRUCT_BYTES"]
+    "field", ["_TYPE", "_NE", "_NB", "_SRC", "_VIEW_SRC", "_DATA", "NAME", "_STRUCT_BYTES"]
 )
 @pytest.mark.parametrize("shift", [-8, 8])
 def test_a_field_that_is_elsewhere_is_noticed(
@@ -39,7 +39,7 @@ def test_a_field_that_is_elsewhere_is_noticed(
 
 
 def test_llama_cpp_does_not_start_on_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor, "_NAME", tensor._NAME + 8)
+    monkeypatch.setattr(tensor, "NAME", tensor.NAME + 8)
     with pytest.raises(SystemFault, match=library.version()):
         library.start.__wrapped__()
 

@@ -10,6 +10,7 @@ import pytest
 from sluice.errors import SystemFault
 from sluice.llama import ggml, library, tensor
 from sluice.llama.graph import Graph, opened
+from sluice.llama.node_filter import NodeFilter
 from sluice.streaming.layout import ExpertLayout, ExpertTensor
 from sluice.streaming.slots import SlotMemory
 from sluice.streaming.standin import StandIn
@@ -64,7 +65,8 @@ class Stage:
             for one in self.layers
             for t, weight in zip(one.tensors, one.weights, strict=True)
         }
-        self.standin = StandIn(self.memory, layout, found, rows=3, top_k=TOP_K)
+        self.shown = NodeFilter(b"ffn_moe_")
+        self.standin = StandIn(self.memory, layout, found, rows=3, top_k=TOP_K, shown=self.shown)
 
     def bring_in(self, layer: int, *experts: int) -> None:
         one = self.layers[layer]
@@ -91,12 +93,15 @@ def test_a_layers_matmuls_take_slots_and_nothing_else_does(stage: Stage) -> None
     stage.bring_in(1, 1, 3)
     standin.place(1, routed.ravel().tolist(), TOP_K)
     assert standin.is_expected
+    assert stage.shown.is_open
     standin.give(stage.layers[0].nodes[0])
     assert tensor.source(stage.layers[0].nodes[0], 2) == stage.layers[0].ids
     standin.give(layer.nodes[0])
     assert standin.is_expected, "one is still to come"
+    assert stage.shown.is_open
     standin.give(layer.nodes[1])
     assert not standin.is_expected
+    assert not stage.shown.is_open
     assert [layer.compute(0), layer.compute(1)] == right
     # The same graph, other experts elsewhere.
     stage.memory.give_back(0, 2)
@@ -157,6 +162,7 @@ def test_a_layer_that_is_released_takes_its_own_ids_again(roomy: Stage, n_given:
         assert tensor.source(made, 2) != layer.ids
     standin.release(1)
     assert standin.is_expected
+    assert roomy.shown.is_open
     for made in layer.nodes:
         standin.give(made)
         assert tensor.source(made, 2) == layer.ids
