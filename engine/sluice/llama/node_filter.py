@@ -11,6 +11,7 @@ import mmap
 import platform
 import struct
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,18 @@ from llama_cpp import llama_cpp as api
 
 from sluice.llama import libc, tensor
 
-_JE, _JNE = b"\x74", b"\x75"
+_JE, _JNE = b"\x74", b"\x75"  # each with one byte: how far
+_PREFIX_BYTES, _REST_BYTES, _RESTS_MAX = 8, 4, 8
+
+
+class _State(ctypes.Structure):
+    """What the machine code looks at."""
+
+    _fields_ = (
+        ("is_open", ctypes.c_uint8),
+        ("is_narrow", ctypes.c_uint8),
+        ("rests", ctypes.c_uint32 * _RESTS_MAX),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +46,7 @@ class Entry:
 
 
 class NodeFilter:
-    """Shows an eval hook the nodes whose name begins with a prefix, or every one while it is open.
+    """Shows an eval hook the nodes whose names begin as it says, or every one while it is open.
 
     It starts open. A hook that was asked about a node is always told that the node is computed.
     Where no machine code can be run, hooks are shown every node all the time: they must not rely
@@ -45,18 +57,36 @@ class NodeFilter:
     """
 
     def __init__(self, prefix: bytes) -> None:
-        assert len(prefix) == 8
+        assert len(prefix) == _PREFIX_BYTES
         self.prefix = prefix
-        self._is_open = ctypes.c_uint8(1)
+        self._state = _State(1, 0)
+
+    def narrow(self, names: Iterable[bytes]) -> None:
+        """Show only what begins as one of ``names`` does, as far as 4 bytes after the prefix.
+
+        Names with another prefix are not shown. More than 8 different beginnings show as much as
+        the prefix alone.
+        """
+        wanted = {
+            name[_PREFIX_BYTES:].ljust(_REST_BYTES, b"\0")[:_REST_BYTES]
+            for name in names
+            if name.startswith(self.prefix)
+        }
+        self._state.is_narrow = 0  # while the rest is written
+        if not 0 < len(wanted) <= _RESTS_MAX:
+            return
+        rests = sorted(wanted) + [min(wanted)] * (_RESTS_MAX - len(wanted))
+        self._state.rests[:] = [int.from_bytes(rest, sys.byteorder) for rest in rests]
+        self._state.is_narrow = 1
 
     @property
     def is_open(self) -> bool:
         """Whether every node is shown; set it at any time, also in the hook."""
-        return self._is_open.value != 0
+        return bool(self._state.is_open)
 
     @is_open.setter
     def is_open(self, is_open: bool) -> None:
-        self._is_open.value = is_open
+        self._state.is_open = is_open
 
     def entry(self, callback: Any) -> Entry:
         """What to give llama.cpp as ``cb_eval`` in the place of ``callback``.
@@ -67,11 +97,11 @@ class NodeFilter:
             return Entry(callback)
         # Not by ctypes.cast: what it is given refers to itself from then on.
         target = ctypes.c_uint64.from_buffer(callback).value
-        page = _executable(_machine_code(self.prefix, ctypes.addressof(self._is_open), target))
+        page = _executable(_machine_code(self.prefix, ctypes.addressof(self._state), target))
         if page is None:
             return Entry(callback)
         function = api.ggml_backend_sched_eval_callback(libc.address_of(page))
-        return Entry(function, page, (callback, self._is_open))
+        return Entry(function, page, (callback, self._state))
 
 
 def runs_here() -> bool:
@@ -80,33 +110,40 @@ def runs_here() -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64" and is_64
 
 
-def _machine_code(prefix: bytes, is_open: int, callback: int) -> bytes:
+def _machine_code(prefix: bytes, state: int, callback: int) -> bytes:
     """bool (ggml_tensor * node: rdi, bool ask: sil, void * data: rdx), position-independent.
 
-    ``is_open`` is the address of a byte, ``callback`` of a function of the same type.
+    ``state`` is the address of a :class:`_State`, ``callback`` of a function of the same type.
     """
-    into_python = (
-        b"\x48\xb8" + struct.pack("<Q", callback)  # mov rax, callback
-        + b"\xff\xe0"                              # jmp rax: its arguments are where they were
-    )  # fmt: skip
-    steps = [
+    steps: list[bytes | tuple[bytes, str]] = [
         b"\xf3\x0f\x1e\xfa",                               # endbr64: it is called by its address
         b"\x40\x84\xf6",                                   # test sil, sil
-        _JE,                                               # it is not asked, but told
+        (_JE, "into Python"),                              # it is not asked, but told
+        b"\x48\xb9" + struct.pack("<Q", state),            # mov rcx, state
+        b"\x80\x39\x00",                                   # cmp byte [rcx], 0: is_open
+        (_JNE, "into Python"),
         b"\x48\xb8" + prefix,                              # mov rax, prefix
         b"\x48\x39\x87" + struct.pack("<i", tensor.NAME),  # cmp [rdi + NAME], rax
-        _JE,
-        b"\x48\xb8" + struct.pack("<Q", is_open),          # mov rax, is_open
-        b"\x80\x38\x00",                                   # cmp byte [rax], 0
-        _JNE,
-        b"\x31\xc0",                                       # xor eax, eax: false
-        b"\xc3",                                           # ret
+        (_JNE, "no"),
+        b"\x80\x79\x01\x00",                               # cmp byte [rcx + 1], 0: is_narrow
+        (_JE, "into Python"),
+        b"\x8b\x87" + struct.pack("<i", tensor.NAME + _PREFIX_BYTES),  # mov eax, [rdi + …]
     ]  # fmt: skip
+    for i in range(_RESTS_MAX):
+        at = _State.rests.offset + _REST_BYTES * i
+        steps += [b"\x3b\x41" + bytes([at]), (_JE, "into Python")]  # cmp eax, [rcx + at]
+    no = [b"\x31\xc0", b"\xc3"]  # xor eax, eax: false; ret
+    into_python = [
+        b"\x48\xb8" + struct.pack("<Q", callback),  # mov rax, callback
+        b"\xff\xe0",                                # jmp rax: its arguments are where they were
+    ]  # fmt: skip
+    ends = {"no": 0, "into Python": sum(map(len, no))}  # from the end of the steps on
     code = b""
     for step in reversed(steps):
-        is_jump = step in (_JE, _JNE)  # over what follows it here, into Python
-        code = step + (bytes([len(code)]) if is_jump else b"") + code
-    return code + into_python
+        code = (
+            step if isinstance(step, bytes) else step[0] + bytes([ends[step[1]] + len(code)])
+        ) + code
+    return code + b"".join(no + into_python)
 
 
 def _executable(code: bytes) -> mmap.mmap | None:

@@ -20,7 +20,7 @@ from sluice.streaming import memory
 from sluice.streaming.arena import Arena
 from sluice.streaming.budget import cache_bytes
 from sluice.streaming.cache import CacheMemory, ExpertCache
-from sluice.streaming.capture import MOE, Capture, Role
+from sluice.streaming.capture import MOE, ROUTER, ROUTING, Capture, Role
 from sluice.streaming.demand import CachedDemand, LayerReads, UncachedDemand
 from sluice.streaming.dense import DenseWeights, Progress
 from sluice.streaming.kernel_lanes import lanes_for
@@ -199,6 +199,7 @@ class Streamer:
                 self._whole = WholeLayers(
                     self.layout.layers, self.cache, self._standin, targets, self._seams
                 )
+        self.shown.narrow([ROUTING, ROUTER, *map(str.encode, stops)])
         self.lanes.serve(memory_stays=self._standin is not None)
 
     def resize(self, config: Config) -> None:
