@@ -2,8 +2,8 @@
 
 libgomp's threads spin for milliseconds at every wait. Where every core computes, a lane that
 has to run meanwhile waits for a core, and so does any other process. Threads that always sleep
-are no better: a token has thousands of short waits. So they spin for the length of a short one,
-and then sleep. libgomp reads its settings once, when it is loaded: this has to run before
+are no better: a token has thousands of short waits. So they spin for the length of a hook, and
+then sleep. libgomp reads its settings once, when it is loaded: this has to run before
 llama_cpp is imported.
 """
 
@@ -14,10 +14,10 @@ import os
 FEW_CORES = 4
 """Up to here. On more cores the lanes have room beside threads that spin."""
 
-SPIN_COUNT = "6000"
-"""About a tenth of a millisecond: a hook that has nothing to read is shorter than that.
+SPIN_COUNT = "60000"
+"""About a millisecond: most hooks are shorter, and a thread that has gone to sleep wakes late.
 
-libgomp's own value where threads outnumber cores is 1000.
+libgomp's own value is five times that, and 1000 where threads outnumber cores.
 """
 
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
