@@ -54,13 +54,12 @@ class RawDisk:
     def read(self, read_bytes: int) -> RawRead:
         """Read ``read_bytes`` or a bit more; less where that would take more than 20 s.
 
-        Other slices every time: somebody below may keep what has been read.
+        Other slices every time: the host of a virtual machine may keep what has been read.
 
         Raises:
             SystemFault: a read failed.
         """
-        windows = slice_windows(self._layout, self._alignment, read_bytes, self._random)
-        queue = iter(windows)
+        queue = iter(slice_windows(self._layout, self._alignment, read_bytes, self._random))
         done = [0] * len(self._memories)
         failed: list[str] = []
 

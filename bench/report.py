@@ -133,12 +133,10 @@ def table(arms: Sequence[Arm], rounds: Sequence[Round]) -> Iterator[str]:
     yield "|---" * len(heads) + "|"
     failed = []
     for arm in arms:
-        if arm.kind == "raw":
-            continue
         row = summary(arm, rounds)
-        if row.error:
-            failed.append(f"{arm.label}: {row.error}")
-        if not any(arm.name in here for here in rounds):
+        failed += [f"{arm.label}: {row.error}"] if row.error else []
+        failed += [f"{arm.label}: {words}" for words in _failed_beside(arm.name, rounds)]
+        if arm.kind == "raw" or not any(arm.name in here for here in rounds):
             continue
         shares = (row.hit_rate, row.stall, row.of_raw, row.disk_use, row.ahead_used, row.accepted)
         cells = [
@@ -231,8 +229,14 @@ def _over(value: float | None, by: float | None) -> float | None:
     return value / by if value is not None and by else None
 
 
+def _failed_beside(name: str, rounds: Sequence[Round]) -> list[str]:
+    besides = (here[name].beside for here in rounds if name in here)
+    return [f"{base} beside it: {m.error}" for one in besides for base, m in one.items() if m.error]
+
+
 def _raw_mib_s(here: Round, name: str) -> float | None:
-    return _over(_raw_bytes_s(here, name), MIB)
+    raw = _run(here, name)
+    return _over(raw.raw_bytes / MIB, raw.wall_s)
 
 
 def _raw_bytes_s(here: Round, name: str) -> float | None:

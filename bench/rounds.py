@@ -1,6 +1,6 @@
 """Runs every arm once a round, in turns with what it is compared to.
 
-A machine that is somebody's guest is faster in one minute than in the next. So a ratio is not
+A virtual machine is faster in one minute than in the next. So a ratio is not
 between two runs that follow each other: the arm, resident llama.cpp and the disk alone are three
 processes that take turns of a few tokens, a fraction of a second each, and what slows one of
 them slows all.
@@ -33,9 +33,11 @@ BESIDE = ("raw", "resident")
 """Arms that every other one is measured in turns with."""
 
 N_PROMPT = 32
+PROMPT_CHARACTERS = 400
+"""No more tokens than that, whatever the vocabulary."""
 UBATCH = 64
 TURN = 8
-"""Tokens of a turn."""
+"""Tokens of a turn, at most."""
 BUDGET_S = 90.0
 TIMEOUT_S = 4 * BUDGET_S
 RAW_BYTES = 2 << 30
@@ -43,15 +45,16 @@ LIMIT_SHARE = 3
 """The memory limit is the file's size by this."""
 SPARE_BYTES = 1 << 30
 
-TEXT = (__doc__ or "") * 2
+TEXT = (__doc__ or "")[:PROMPT_CHARACTERS]
 """A prompt for models that know a language."""
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How arms are run: tokens timed and decoded before, rounds, compute threads, lanes."""
+    """How arms are run: turns and their tokens, tokens decoded before, threads, lanes."""
 
-    n: int
+    turns: int
+    turn_tokens: int
     warm: int
     rounds: int
     threads: int
@@ -59,9 +62,15 @@ class How:
     peer: str
 
     @property
-    def turns(self) -> int:
-        """Turns of an arm."""
-        return -(-self.n // TURN)
+    def n(self) -> int:
+        """Tokens timed of an arm."""
+        return self.turns * self.turn_tokens
+
+
+def turns_of(n: int) -> tuple[int, int]:
+    """How many turns ``n`` tokens or a few more are timed in, and the tokens of each."""
+    turns = -(-n // TURN)
+    return turns, -(-n // turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,25 +118,31 @@ def measure(
     """The rounds, each with every arm in a random order, those of a memory limit last."""
     order = random.Random(0)
     for number in range(1, how.rounds + 1):
-        waiting = [arm for arm in arms if not arm.limited]
-        limited = [arm for arm in arms if arm.limited]
-        order.shuffle(waiting)
-        order.shuffle(limited)
         here: dict[str, Taken] = {}
-        with contextlib.ExitStack() as stack:
-            beside = {
-                arm.name: stack.enter_context(Runner(_spec(subject, arm, how), TIMEOUT_S))
-                for arm in arms
-                if takes_turns and arm.name in BESIDE
-            }
-            for arm in waiting:
-                here[arm.name] = _taken(subject, arm, how, beside)
-                _report(arm, here, f"round {number} of {how.rounds}, {len(here)} of {len(arms)}")
-        # Nobody else may keep the file's pages in memory now.
-        for arm in limited:
-            here[arm.name] = _limited(subject, arm, how)
-            _report(arm, here, f"round {number} of {how.rounds}, {len(here)} of {len(arms)}")
+        for arm, taken in _round(subject, arms, how, order, takes_turns=takes_turns):
+            here[arm.name] = taken
+            where = f"round {number} of {how.rounds}, {len(here)} of {len(arms)}"
+            print(f"{where}: {arm.label}: {_words(arm, taken)}", file=sys.stderr)
         yield here
+
+
+def _round(
+    subject: Subject, arms: Sequence[Arm], how: How, order: random.Random, *, takes_turns: bool
+) -> Iterator[tuple[Arm, Taken]]:
+    free = [arm for arm in arms if not arm.limited]
+    limited = [arm for arm in arms if arm.limited]
+    others = [arm for arm in free if takes_turns and arm.name in BESIDE]
+    with contextlib.ExitStack() as stack:
+        beside: dict[str, Runner] = {}
+        for arm in order.sample(free, len(free)):
+            for other in others:
+                if other.name not in beside or beside[other.name].has_failed:
+                    runner = Runner(_spec(subject, other, how), TIMEOUT_S)
+                    beside[other.name] = stack.enter_context(runner)
+            yield arm, _taken(subject, arm, how, beside)
+    # Nobody else may keep the file's pages in memory now.
+    for arm in order.sample(limited, len(limited)):
+        yield arm, _limited(subject, arm, how)
 
 
 def _taken(subject: Subject, arm: Arm, how: How, beside: Mapping[str, Runner]) -> Taken:
@@ -169,20 +184,21 @@ def _spec(subject: Subject, arm: Arm, how: How) -> Spec:
         prompt = prompt_ids(N_PROMPT)
     return Spec(
         model=str(subject.path), config=config, prompt=prompt, warm=how.warm, turns=how.turns,
-        n=-(-how.n // how.turns), twice=arm.is_cached, budget_s=BUDGET_S / how.turns,
+        n=how.turn_tokens, twice=arm.is_cached, budget_s=BUDGET_S / how.turns,
         io_threads=how.io_threads, raw_bytes=RAW_BYTES // how.turns,
     )  # fmt: skip
 
 
-def _report(arm: Arm, here: Round, where: str) -> None:
-    own = here[arm.name].own
+def _words(arm: Arm, taken: Taken) -> str:
+    own = taken.own
     if own.error:
         words = own.error
     elif arm.kind == "raw":
         words = f"{own.raw_bytes / own.wall_s / MIB:.0f} MiB/s"
     else:
         words = f"{own.n_tokens / own.wall_s:.2f} tok/s"
-    print(f"{where}: {arm.label}: {words}", file=sys.stderr)
+    lost = [f"{name} beside it: {m.error}" for name, m in taken.beside.items() if m.error]
+    return "; ".join([words, *lost])
 
 
 def _forget(path: Path) -> None:

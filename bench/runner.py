@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -41,10 +42,15 @@ class Runner:
         line = wrap([sys.executable, str(WORKER), json.dumps(dataclasses.asdict(spec))])
         self._timeout_s = timeout_s
         self._error = ""
+        self._is_late = False
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
-        )
+            line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            text=True, errors="replace",
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
 
     def __enter__(self) -> Self:
         return self
@@ -65,56 +71,60 @@ class Runner:
         """See :meth:`worker.Turns.turn`."""
         return self._ask(TURN)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it will measure nothing any more."""
+        return bool(self._error)
+
     def close(self) -> None:
         """End the process."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            try:
-                self._process.stdin.close()  # the end of its input
-                self._process.wait(self._timeout_s)
-            except (OSError, subprocess.TimeoutExpired):
-                pass
+        with contextlib.suppress(OSError):
+            self._input.close()  # the end of its input
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0 if self._error else self._timeout_s)
         self._process.kill()
         self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._output.close()
         self._errors.close()
 
     def _ask(self, what: str) -> Measured:
         if self._error:
             return Measured(error=self._error)
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        is_late = threading.Event()
-
-        def kill() -> None:
-            is_late.set()
-            self._process.kill()
-
-        timer = threading.Timer(self._timeout_s, kill)
+        timer = threading.Timer(self._timeout_s, self._kill)
         timer.start()
         try:
-            self._process.stdin.write(what + "\n")
-            self._process.stdin.flush()
-            said = self._process.stdout.readline()
-        except OSError:  # it has ended; what it last said may still be there to read
-            said = self._process.stdout.readline()
+            with contextlib.suppress(OSError):  # it has ended; what it said last is there to read
+                self._input.write(what + "\n")
+                self._input.flush()
+            measured = _measured(self._output.readline())
+            if measured is None:
+                self._process.wait()
+                measured = Measured(error=self._why_it_ended())
         finally:
             timer.cancel()
-        if said:
-            measured = Measured(**json.loads(said))
-            self._error = measured.error
-        else:
-            self._error = self._why_it_ended(is_late=is_late.is_set())
-            measured = Measured(error=self._error)
+        self._error = measured.error
         return measured
 
-    def _why_it_ended(self, *, is_late: bool) -> str:
-        code = self._process.wait()
-        if is_late:
-            return f"still running after {self._timeout_s:.0f} s"
+    def _kill(self) -> None:
+        self._is_late = True
+        self._process.kill()
+
+    def _why_it_ended(self) -> str:
+        if self._is_late:
+            return f"still running after {self._timeout_s:g} s"
         self._errors.seek(0)
         said = self._errors.read().strip().splitlines()
-        return f"ended with {code}{': ' + said[-1] if said else ''}"
+        return f"ended with {self._process.returncode}{': ' + said[-1] if said else ''}"
+
+
+def _measured(line: str) -> Measured | None:
+    """What a worker said; ``None`` where that is the end of its output, or no whole line."""
+    if not line.endswith("\n"):
+        return None
+    try:
+        return Measured(**json.loads(line))
+    except (ValueError, TypeError):
+        return Measured(error=f"said something else than what it measured: {line.strip()[:80]!r}")
 
 
 class PeerRunner:
@@ -130,7 +140,8 @@ class PeerRunner:
         self._run = run
         self._warm = warm
         self._n = n
-        self._waits = turns // 2
+        self._middle = turns // 2
+        self._taken = 0
 
     def begin(self) -> Measured:
         """See :meth:`worker.Turns.begin`."""
@@ -138,8 +149,9 @@ class PeerRunner:
 
     def turn(self) -> Measured:
         """See :meth:`worker.Turns.turn`."""
-        self._waits -= 1
-        return self._measured() if self._waits == -1 else Measured()
+        is_mine = self._taken == self._middle
+        self._taken += 1
+        return self._measured() if is_mine else Measured()
 
     def _measured(self) -> Measured:
         try:

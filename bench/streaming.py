@@ -21,7 +21,7 @@ from peer import check_template
 from plot import draw
 from qwen35b import qwen35b_model
 from report import bars, summary, table
-from rounds import How, Subject, measure, why_not_in_turns
+from rounds import How, Subject, measure, turns_of, why_not_in_turns
 from sluice.bundled import model_path
 from sluice.config import Config
 from sluice.doctor.build import examine_build
@@ -51,9 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _bench(asked: argparse.Namespace) -> int:
+    for flag, given in (("--rounds", asked.rounds), ("--n", asked.n)):
+        if given < 1:
+            raise RequestError(f"{flag} {given}: must be 1 or more")
     template = os.environ.get("BENCH_PEER", "")
     threads = asked.threads or len(os.sched_getaffinity(0))
-    how = How(asked.n, WARM, asked.rounds, threads, asked.io_threads,
+    how = How(*turns_of(asked.n), WARM, asked.rounds, threads, asked.io_threads,
               check_template(template) if template else "")  # fmt: skip
     path = qwen35b_model(cache_folder()) if asked.model is None else model_path(str(asked.model))
     subject = _subject(path)

@@ -66,7 +66,8 @@ class Measured:
     ``reads`` holds the differences of every :class:`~sluice.telemetry.metrics.ReadCounter`
     field over the timed tokens, the target's decodes and the head's together. ``raw_bytes`` are
     of the disk alone. ``peak_rss_bytes`` is the process's own (VmHWM), pages of mapped files
-    included; ``group_peak_bytes`` its control group's.
+    included; ``maxrss_bytes`` is what ``getrusage`` says of it, ``group_peak_bytes`` its control
+    group's.
     """
 
     error: str = ""
@@ -133,7 +134,7 @@ def main(line: str) -> int:
 
 def _serve(turns: Turns, warnings: list[str] | None = None) -> None:
     for line in sys.stdin:
-        measured = turns.begin() if line.strip() == BEGIN else turns.turn()
+        measured = {BEGIN: turns.begin, TURN: turns.turn}[line.strip()]()
         measured.warnings = list(warnings or ())
         _say(measured)
 

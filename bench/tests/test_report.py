@@ -137,6 +137,19 @@ def test_the_table_has_a_row_an_arm_and_the_words_of_what_failed() -> None:
     assert lines[-1] == "memory of a third: mmap: killed: 10 MiB of memory were not enough"
 
 
+def test_what_failed_beside_an_arm_is_said_too() -> None:
+    lost = Taken(ROUND["off"].own, {"raw": Measured(error="ended with -9")})
+    here = ROUND | {"off": lost, "raw": Taken(Measured(error="no O_DIRECT"))}
+    lines = list(table([*ARMS.values()], [here]))
+    assert lines[-2:] == [
+        f"{ARMS['raw'].label}: no O_DIRECT",
+        "cache off: raw beside it: ended with -9",
+    ]
+    own = Taken(disk(1000.0).own, {"raw": Measured(error="ended with -9")})
+    said = list(table([*ARMS.values()], [ROUND | {"raw": own}]))
+    assert "the disk alone, same blocks and lanes: 1000 MiB/s" in said
+
+
 def test_a_failed_run_counts_nowhere() -> None:
     broken = run(100.0)
     broken.own.error = "ended with -11"

@@ -63,30 +63,40 @@ def test_a_worker_takes_turns_and_begins_again(spec: Spec) -> None:
         assert "too early" in runner.begin().error, "an error stays"
 
 
-def test_a_process_that_ends_says_with_what(spec: Spec) -> None:
-    dies = [sys.executable, "-c", "import sys; sys.stderr.write('first\\nlast\\n'); sys.exit(7)"]
-    with Runner(spec, 60.0, lambda _line: dies) as runner:
-        assert runner.begin().error == "ended with 7: last"
-        assert runner.turn().error == "ended with 7: last"
-
-
-def test_a_process_that_does_not_answer_is_ended(spec: Spec) -> None:
-    hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
-    with Runner(spec, 0.2, lambda _line: hangs) as runner:
-        assert runner.begin().error == "still running after 0 s"
+@pytest.mark.parametrize(
+    ("code", "timeout_s", "words"),
+    [
+        ("sys.stderr.write('first\\nlast\\n'); sys.exit(7)", 60.0, "ended with 7: last"),
+        ("time.sleep(600)", 0.2, "still running after 0.2 s"),
+        ("os.write(1, b'{'); time.sleep(600)", 0.2, "still running after 0.2 s"),
+        ("os.close(1); time.sleep(600)", 0.2, "still running after 0.2 s"),
+        ("os.write(1, b'{'); os._exit(3)", 60.0, "ended with 3"),
+        ("print('hello')", 60.0, "said something else than what it measured: 'hello'"),
+        ("print(3)", 60.0, "said something else than what it measured: '3'"),
+        ("os.write(1, bytes([255, 10]))", 60.0, "said something else than what it measured"),
+    ],
+)
+def test_what_goes_wrong_with_a_process_is_the_error_from_then_on(
+    spec: Spec, code: str, timeout_s: float, words: str
+) -> None:
+    line = [sys.executable, "-c", f"import os, sys, time; {code}"]
+    with Runner(spec, timeout_s, lambda _line: line) as runner:
+        assert not runner.has_failed
+        assert runner.begin().error.startswith(words)
+        assert runner.turn().error.startswith(words)
+        assert runner.has_failed
 
 
 def test_a_peer_runs_once_in_the_middle_of_the_turns() -> None:
-    runs: list[int] = []
+    log: list[str] = []
 
     def run(n: int) -> PeerRun:
-        runs.append(n)
+        log.append(str(n))
         return PeerRun(1.0 + n / 100, 5 << 20)
 
-    log: list[str] = []
     peer = PeerRunner(run, warm=16, n=64, turns=4)
     own, beside = in_turns(peer, {"b": Logged("b", log)}, 4)
-    assert runs == [16, 80]
+    assert log == ["b begins", "b", "b", "b", "16", "80", "b"]
     assert own.n_tokens == 64
     assert own.wall_s == pytest.approx(0.64)
     assert beside["b"].n_tokens == 4

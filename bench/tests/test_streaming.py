@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rounds
 import streaming
 from peer import PeerRun
+from report import Taken
 from sluice.targets.cgroup import why_no_cgroup
 
 ARMS = ["raw", "resident", "off", "third+predict", "limit-auto", "peer-third"]
@@ -81,10 +83,54 @@ def test_without_memory_for_two_models_arms_follow_each_other(
 
 
 @pytest.mark.parametrize(
+    ("n", "turns"), [(1, (1, 1)), (7, (1, 7)), (8, (1, 8)), (9, (2, 5)), (60, (8, 8)), (64, (8, 8))]
+)
+def test_turns_are_of_eight_tokens_at_most(n: int, turns: tuple[int, int]) -> None:
+    assert rounds.turns_of(n) == turns
+
+
+@pytest.mark.parametrize("spare", [-1, 0])
+def test_the_model_has_to_fit_twice(
+    routed_model: Path, monkeypatch: pytest.MonkeyPatch, spare: int
+) -> None:
+    subject = streaming._subject(routed_model)
+    needed = 2 * subject.file_bytes + rounds.SPARE_BYTES
+    monkeypatch.setattr(rounds, "available_bytes", lambda: needed + spare)
+    assert bool(rounds.why_not_in_turns(subject)) == (spare < 0)
+    monkeypatch.setattr(rounds, "available_bytes", lambda: None)
+    assert not rounds.why_not_in_turns(subject)
+
+
+def test_who_dies_beside_an_arm_is_replaced_for_the_next(
+    routed_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "prompt_ids", lambda _n: [5, 6, 7])
+    taken = rounds._taken
+    subject = streaming._subject(routed_model)
+    how = rounds.How(turns=1, turn_tokens=8, warm=2, rounds=1, threads=1, io_threads=2, peer="")
+    arms = streaming._arms(subject, how, ["resident", "off", "off+overlap"])
+
+    def kills_first(*given: Any) -> Taken:
+        if not done:
+            given[3]["resident"]._process.kill()
+        done.append(given[1].name)
+        return taken(*given)
+
+    done: list[str] = []
+    monkeypatch.setattr(rounds, "_taken", kills_first)
+    (here,) = rounds.measure(subject, arms, how, takes_turns=True)
+    errors = [here[name].beside["resident"].error for name in done]
+    assert errors == ["ended with -9", "", ""]
+    assert [here[name].own.error for name in done] == ["", "", ""]
+
+
+@pytest.mark.parametrize(
     ("arguments", "template", "words"),
     [
         (["--only", "half"], "", "--only half: no such arm; there are raw, resident, off"),
         ([], "peer {n}", "has no {model}"),
+        (["--n", "0"], "", "--n 0: must be 1 or more"),
+        (["--rounds", "-1"], "", "--rounds -1: must be 1 or more"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_exit_code_2(

@@ -77,6 +77,11 @@ def test_turns_add_up() -> None:
     assert whole == Measured(
         n_tokens=17, wall_s=3.0, load_s=1.0, reads={"read_bytes": 11}, peak_rss_bytes=7
     )
+    for _ in range(2):
+        whole.add(Measured(n_drafted=3, n_accepted=2, raw_bytes=5, maxrss_bytes=4,
+                           group_peak_bytes=6, warnings=["late"]))  # fmt: skip
+    assert (whole.n_drafted, whole.n_accepted, whole.raw_bytes) == (6, 4, 10)
+    assert (whole.maxrss_bytes, whole.group_peak_bytes, whole.warnings) == (4, 6, ["late"])
     whole.add(Measured(error="ended with -9"))
     whole.add(Measured(error="later"))
     assert whole.error == "ended with -9"

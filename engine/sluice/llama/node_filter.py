@@ -20,7 +20,8 @@ from llama_cpp import llama_cpp as api
 from sluice.llama import libc, tensor
 
 _JE, _JNE = b"\x74", b"\x75"  # each with one byte: how far
-_PREFIX_BYTES, _REST_BYTES, _RESTS_MAX = 8, 4, 8
+_PREFIX_BYTES = 8
+_NEXT_BYTES, _NEXT_MAX = 3, 8  # after the prefix; a fourth is the layer's number after "up-"
 
 
 class _State(ctypes.Structure):
@@ -29,7 +30,7 @@ class _State(ctypes.Structure):
     _fields_ = (
         ("is_open", ctypes.c_uint8),
         ("is_narrow", ctypes.c_uint8),
-        ("rests", ctypes.c_uint32 * _RESTS_MAX),
+        ("next", ctypes.c_uint32 * _NEXT_MAX),
     )
 
 
@@ -46,11 +47,12 @@ class Entry:
 
 
 class NodeFilter:
-    """Shows an eval hook the nodes whose names begin as it says, or every one while it is open.
+    """Shows an eval hook the nodes whose name begins with a prefix, or every one while it is open.
 
-    It starts open. A hook that was asked about a node is always told that the node is computed.
-    Where no machine code can be run, hooks are shown every node all the time: they must not rely
-    on being spared one. Contexts may share a filter.
+    It starts open; :meth:`narrow` makes it show fewer while it is closed. A hook that was asked
+    about a node is always told that the node is computed. Where no machine code can be run, hooks
+    are shown every node all the time: they must not rely on being spared one. Contexts may share
+    a filter.
 
     Args:
         prefix: 8 bytes (asserted): a name's first are compared as a number.
@@ -62,21 +64,18 @@ class NodeFilter:
         self._state = _State(1, 0)
 
     def narrow(self, names: Iterable[bytes]) -> None:
-        """Show only what begins as one of ``names`` does, as far as 4 bytes after the prefix.
+        """Show what begins as one of ``names`` does, as far as 3 bytes after the prefix.
 
-        Names with another prefix are not shown. More than 8 different beginnings show as much as
-        the prefix alone.
+        Names with another prefix are not shown. All with the prefix are where ``names`` has none
+        of them, one that is shorter than that, or more than 8 different beginnings.
         """
-        wanted = {
-            name[_PREFIX_BYTES:].ljust(_REST_BYTES, b"\0")[:_REST_BYTES]
-            for name in names
-            if name.startswith(self.prefix)
-        }
+        begin, end = _PREFIX_BYTES, _PREFIX_BYTES + _NEXT_BYTES
+        wanted = sorted({name[begin:end] for name in names if name.startswith(self.prefix)})
         self._state.is_narrow = 0  # while the rest is written
-        if not 0 < len(wanted) <= _RESTS_MAX:
+        if not 0 < len(wanted) <= _NEXT_MAX or len(min(wanted, key=len)) < _NEXT_BYTES:
             return
-        rests = sorted(wanted) + [min(wanted)] * (_RESTS_MAX - len(wanted))
-        self._state.rests[:] = [int.from_bytes(rest, sys.byteorder) for rest in rests]
+        wanted += wanted[:1] * (_NEXT_MAX - len(wanted))
+        self._state.next[:] = [int.from_bytes(one, "little") for one in wanted]
         self._state.is_narrow = 1
 
     @property
@@ -115,35 +114,37 @@ def _machine_code(prefix: bytes, state: int, callback: int) -> bytes:
 
     ``state`` is the address of a :class:`_State`, ``callback`` of a function of the same type.
     """
+    is_open, is_narrow = _State.is_open.offset, _State.is_narrow.offset
+    name, after = struct.pack("<i", tensor.NAME), struct.pack("<i", tensor.NAME + _PREFIX_BYTES)
     steps: list[bytes | tuple[bytes, str]] = [
-        b"\xf3\x0f\x1e\xfa",                               # endbr64: it is called by its address
-        b"\x40\x84\xf6",                                   # test sil, sil
-        (_JE, "into Python"),                              # it is not asked, but told
-        b"\x48\xb9" + struct.pack("<Q", state),            # mov rcx, state
-        b"\x80\x39\x00",                                   # cmp byte [rcx], 0: is_open
+        b"\xf3\x0f\x1e\xfa",                    # endbr64: it is called by its address
+        b"\x40\x84\xf6",                        # test sil, sil
+        (_JE, "into Python"),                   # it is not asked, but told
+        b"\x48\xb9" + struct.pack("<Q", state),  # mov rcx, state
+        bytes([0x80, 0x79, is_open, 0]),        # cmp byte [rcx + is_open], 0
         (_JNE, "into Python"),
-        b"\x48\xb8" + prefix,                              # mov rax, prefix
-        b"\x48\x39\x87" + struct.pack("<i", tensor.NAME),  # cmp [rdi + NAME], rax
+        b"\x48\xb8" + prefix,                   # mov rax, prefix
+        b"\x48\x39\x87" + name,                 # cmp [rdi + name], rax
         (_JNE, "no"),
-        b"\x80\x79\x01\x00",                               # cmp byte [rcx + 1], 0: is_narrow
+        bytes([0x80, 0x79, is_narrow, 0]),      # cmp byte [rcx + is_narrow], 0
         (_JE, "into Python"),
-        b"\x8b\x87" + struct.pack("<i", tensor.NAME + _PREFIX_BYTES),  # mov eax, [rdi + …]
+        b"\x8b\x87" + after,                    # mov eax, [rdi + after]
+        b"\x25\xff\xff\xff\x00",                # and eax, 0xffffff: three bytes of it
     ]  # fmt: skip
-    for i in range(_RESTS_MAX):
-        at = _State.rests.offset + _REST_BYTES * i
-        steps += [b"\x3b\x41" + bytes([at]), (_JE, "into Python")]  # cmp eax, [rcx + at]
-    no = [b"\x31\xc0", b"\xc3"]  # xor eax, eax: false; ret
-    into_python = [
-        b"\x48\xb8" + struct.pack("<Q", callback),  # mov rax, callback
-        b"\xff\xe0",                                # jmp rax: its arguments are where they were
-    ]  # fmt: skip
-    ends = {"no": 0, "into Python": sum(map(len, no))}  # from the end of the steps on
+    for i in range(_NEXT_MAX):
+        at = _State.next.offset + ctypes.sizeof(ctypes.c_uint32) * i
+        steps += [bytes([0x3B, 0x41, at]), (_JE, "into Python")]  # cmp eax, [rcx + at]
+    no = b"\x31\xc0\xc3"  # xor eax, eax: false; ret
+    # mov rax, callback; jmp rax: its arguments are where they were
+    into_python = b"\x48\xb8" + struct.pack("<Q", callback) + b"\xff\xe0"
+    distances = {"no": 0, "into Python": len(no)}  # from the end of the steps on
     code = b""
     for step in reversed(steps):
-        code = (
-            step if isinstance(step, bytes) else step[0] + bytes([ends[step[1]] + len(code)])
-        ) + code
-    return code + b"".join(no + into_python)
+        if isinstance(step, tuple):
+            jump, where = step
+            step = jump + struct.pack("<b", distances[where] + len(code))  # raises where too far
+        code = step + code
+    return code + no + into_python
 
 
 def _executable(code: bytes) -> mmap.mmap | None:

@@ -2,9 +2,9 @@
 
 libgomp's threads spin for milliseconds at every wait. Where every core computes, a lane that
 has to run meanwhile waits for a core, and so does any other process. Threads that always sleep
-are no better: a token has thousands of short waits. So they spin for the length of a hook, and
-then sleep. libgomp reads its settings once, when it is loaded: this has to run before
-llama_cpp is imported.
+are no better: a token has thousands of short waits. So they spin for as long
+as a layer's experts are usually put in place (the eval hook), and then sleep. libgomp reads its
+settings once, when it is loaded: this has to run before llama_cpp is imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FEW_CORES = 4
 SPIN_COUNT = "60000"
 """About a millisecond: most hooks are shorter, and a thread that has gone to sleep wakes late.
 
-libgomp's own value is five times that, and 1000 where threads outnumber cores.
+libgomp's own value is five times that.
 """
 
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")

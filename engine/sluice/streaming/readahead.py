@@ -198,6 +198,8 @@ class ReadAhead:
 
         A last layer computes only the rows whose outputs are asked for: none of most of a prompt.
         """
+        if not self._router_input:  # no router was announced
+            return None
         return node.rows(self._router_input, most=ROWS_MAX)
 
     def _embedded(self, header: Header) -> NormedEmbedding | None:

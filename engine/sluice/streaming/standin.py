@@ -32,8 +32,10 @@ class StandIn:
         shown: NodeFilter,
     ) -> None:
         self.memory = memory
+        self.is_expected = False
+        """Whether a matmul that takes slots is still to come: :meth:`give` must see it."""
         self._shown = shown
-        self._expect(False)
+        self._shown.is_open = False
         self._weights = {
             layer: [
                 (node.ExpertWeights(address), memory.address(tensor, 0), memory.stride(tensor))
@@ -86,4 +88,3 @@ class StandIn:
 
     def _expect(self, more: bool) -> None:
         self.is_expected = self._shown.is_open = more
-        """Whether a matmul that takes slots is still to come: :meth:`give` must see it."""

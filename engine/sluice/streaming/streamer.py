@@ -199,7 +199,8 @@ class Streamer:
                 self._whole = WholeLayers(
                     self.layout.layers, self.cache, self._standin, targets, self._seams
                 )
-        self.shown.narrow([ROUTING, ROUTER, *map(str.encode, stops)])
+        routers = [] if self._ahead is None else [ROUTER]
+        self.shown.narrow([ROUTING, *routers, *map(str.encode, stops)])
         self.lanes.serve(memory_stays=self._standin is not None)
 
     def resize(self, config: Config) -> None:

@@ -7,7 +7,6 @@ import gc
 import mmap
 import platform
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,58 +20,7 @@ from sluice.llama.graph import opened
 from sluice.llama.model import Model
 from sluice.llama.node_filter import Entry, NodeFilter
 
-MOE = b"ffn_moe_"
-IDS = [5, 6, 7, 8, 9, 10]
-Make = Callable[..., Context]
-runs_only = pytest.mark.skipif(not node_filter.runs_here(), reason="no machine code here")
-
-
-@pytest.fixture(scope="module")
-def loaded(model: Path) -> Iterator[Model]:
-    one = Model(model, load_mtp=True, by_header=False)
-    yield one
-    one.close()
-
-
-@pytest.fixture
-def make(loaded: Model) -> Iterator[Make]:
-    made: list[Context] = []
-
-    def make_(hook: Any = None, shows: NodeFilter | None = None, **shape: Any) -> Context:
-        wanted = {"n_ctx": 256, "rows_max": 8, "outputs_max": 1} | shape
-        made.append(Context(loaded, ContextShape(**wanted), hook, shows))
-        return made[-1]
-
-    yield make_
-    for one in made:
-        one.close()
-
-
-def closed() -> NodeFilter:
-    nodes = NodeFilter(MOE)
-    nodes.is_open = False
-    return nodes
-
-
-def row(context: Context, ids: list[int] = IDS, position: int = 0) -> bytes:
-    context.decode(ids, position, outputs="last")
-    return context.logits(len(ids) - 1).tobytes()
-
-
-class Log:
-    """A hook that stops at the routers, and keeps what it was shown."""
-
-    def __init__(self) -> None:
-        self.shown: list[tuple[str, bool]] = []
-
-    def hook(self, address: int, ask: bool) -> bool:
-        name = node.name(address)
-        self.shown.append((name, ask))
-        return name.startswith("ffn_moe_topk-")
-
-    def of_experts(self) -> list[tuple[str, bool]]:
-        return [one for one in self.shown if one[0].startswith(MOE.decode())]
-
+from .filtering import IDS, MOE, Boom, Log, Make, closed, computed_nodes, row, runs_only
 
 # On real graphs.
 
@@ -160,23 +108,6 @@ def test_filters_are_apart(make: Make) -> None:
 
 
 # An error.
-
-
-class Boom(Exception):
-    pass
-
-
-def computed_nodes(context: Context, after: Callable[[], object]) -> tuple[int, list[object]]:
-    """How many nodes of a decode are computed, and what ``after`` each says; it raises Boom."""
-    said: list[object] = []
-    seen = api.ggml_abort_callback(lambda _data: bool(said.append(after())))
-    api.llama_set_abort_callback(context.handle, seen, None)
-    try:
-        with pytest.raises(Boom):
-            row(context)
-    finally:
-        api.llama_set_abort_callback(context.handle, api.ggml_abort_callback(0), None)
-    return len(said), said
 
 
 @pytest.mark.parametrize("was_open", [False, True])

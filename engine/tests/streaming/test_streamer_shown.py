@@ -147,3 +147,20 @@ def test_after_an_error_a_session_is_what_it_was(
         assert run(session, prompt) == right
     assert session.streamer is not None
     assert not session.streamer.shown.is_open
+
+
+@runs_only
+@every_kind
+def test_of_the_expert_path_the_hook_sees_what_it_has_a_use_for(
+    opened: Open, prompt: str, changes: dict[str, Any], seen: list[tuple[bytes, bool, bool]]
+) -> None:
+    session = opened(**changes)
+    assert session.streamer is not None
+    seen.clear()
+    session.generate(prompt).run()
+    closed = {name for name, _, all_shown in seen if not all_shown}
+    wanted = {b"top"} | ({b"log"} if session.streamer._ahead is not None else set())
+    # Over slots, a filter is open from a layer's choice to its last matmul.
+    if changes.get("overlap") and not isinstance(session.streamer.place, SlotMemory):
+        wanted |= {b"gat", b"swi"}
+    assert {name.removeprefix(MOE)[:3] for name in closed} == wanted
