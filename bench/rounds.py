@@ -36,8 +36,10 @@ N_PROMPT = 32
 PROMPT_CHARACTERS = 400
 """No more tokens than that, whatever the vocabulary."""
 UBATCH = 64
-TURN = 8
-"""Tokens of a turn, at most."""
+TURN = 16
+"""Tokens of a turn, at most. In shorter ones what the others left in the processor's caches counts:
+of 8, a third cached with read-ahead is 2% further behind resident than of 48.
+"""
 BUDGET_S = 90.0
 TIMEOUT_S = 4 * BUDGET_S
 RAW_BYTES = 2 << 30

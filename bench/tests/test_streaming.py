@@ -83,9 +83,10 @@ def test_without_memory_for_two_models_arms_follow_each_other(
 
 
 @pytest.mark.parametrize(
-    ("n", "turns"), [(1, (1, 1)), (7, (1, 7)), (8, (1, 8)), (9, (2, 5)), (60, (8, 8)), (64, (8, 8))]
+    ("n", "turns"),
+    [(1, (1, 1)), (7, (1, 7)), (16, (1, 16)), (17, (2, 9)), (60, (4, 15)), (64, (4, 16))],
 )
-def test_turns_are_of_eight_tokens_at_most(n: int, turns: tuple[int, int]) -> None:
+def test_turns_are_of_sixteen_tokens_at_most(n: int, turns: tuple[int, int]) -> None:
     assert rounds.turns_of(n) == turns
 
 
