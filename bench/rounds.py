@@ -140,7 +140,8 @@ def _round(
             for other in others:
                 if other.name not in beside or beside[other.name].has_failed:
                     runner = Runner(_spec(subject, other, how), TIMEOUT_S)
-                    beside[other.name] = stack.enter_context(runner)
+                    stack.callback(runner.close)
+                    beside[other.name] = runner
             yield arm, _taken(subject, arm, how, beside)
     # Nobody else may keep the file's pages in memory now.
     for arm in order.sample(limited, len(limited)):
@@ -152,7 +153,7 @@ def _taken(subject: Subject, arm: Arm, how: How, beside: Mapping[str, Runner]) -
         run = partial(_run_peer, subject.path, arm, how)
         peer = PeerRunner(run, warm=how.warm, n=how.n, turns=how.turns)
         return Taken(*in_turns(peer, beside, how.turns))
-    with Runner(_spec(subject, arm, how), TIMEOUT_S) as runner:
+    with contextlib.closing(Runner(_spec(subject, arm, how), TIMEOUT_S)) as runner:
         return Taken(*in_turns(runner, beside, how.turns))
 
 
@@ -162,7 +163,7 @@ def _limited(subject: Subject, arm: Arm, how: How) -> Taken:
         _forget(path)
     with (
         MemoryCgroup(subject.limit_bytes) as group,
-        Runner(_spec(subject, arm, how), TIMEOUT_S, group.command) as runner,
+        contextlib.closing(Runner(_spec(subject, arm, how), TIMEOUT_S, group.command)) as runner,
     ):
         own, _ = in_turns(runner, {}, how.turns)
     own.group_peak_bytes = group.peak_bytes

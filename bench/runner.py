@@ -11,8 +11,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from peer import PeerRun
 from sluice.errors import SystemFault
@@ -51,17 +49,6 @@ class Runner:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def begin(self) -> Measured:
         """See :meth:`worker.Turns.begin`."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def spec(routed_model: Path) -> Spec:
 
 
 def test_a_worker_takes_turns_and_begins_again(spec: Spec) -> None:
-    with Runner(spec, 60.0) as runner:
+    with closing(Runner(spec, 60.0)) as runner:
         for _ in range(2):
             assert runner.begin().load_s > 0
             turns = [runner.turn() for _ in range(spec.turns)]
@@ -80,7 +81,7 @@ def test_what_goes_wrong_with_a_process_is_the_error_from_then_on(
     spec: Spec, code: str, timeout_s: float, words: str
 ) -> None:
     line = [sys.executable, "-c", f"import os, sys, time; {code}"]
-    with Runner(spec, timeout_s, lambda _line: line) as runner:
+    with closing(Runner(spec, timeout_s, lambda _line: line)) as runner:
         assert not runner.has_failed
         assert runner.begin().error.startswith(words)
         assert runner.turn().error.startswith(words)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ def measure(path: Path, config: dict[str, Any] | None, **changes: Any) -> Measur
     """One turn."""
     given = {"prompt": [5, 6, 7], "warm": 4, "turns": 1, "n": 12, "twice": False,
              "budget_s": 60.0, "io_threads": 2, "raw_bytes": 16 << 20, **changes}  # fmt: skip
-    with Runner(Spec(model=str(path), config=config, **given), 60.0) as runner:
+    with closing(Runner(Spec(model=str(path), config=config, **given), 60.0)) as runner:
         measured = runner.begin()
         measured.add(runner.turn())
     return measured

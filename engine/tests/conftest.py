@@ -22,6 +22,7 @@ from sluice.bundled import model_path
 from sluice.config import Config
 from sluice.decoding.session import Session
 from sluice.gguf.header import Header, read_header
+from sluice.llama.model import Model
 
 PROMPT = "import os\n\n\ndef main(argv):\n    for name in argv:\n        print("
 BY_READER = frozenset({"general.architecture"})  # the writer adds it by itself
@@ -43,6 +44,14 @@ Child = Callable[..., Ended]
 def model() -> Path:
     """The bundled model's file; never written to."""
     return model_path("bundled")
+
+
+@pytest.fixture(scope="module")
+def loaded(model: Path) -> Iterator[Model]:
+    """The bundled model, opened with its head."""
+    one = Model(model, load_mtp=True, by_header=False)
+    yield one
+    one.close()
 
 
 @pytest.fixture(scope="session")

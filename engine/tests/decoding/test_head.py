@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,13 +13,6 @@ from sluice.llama.context import Context, ContextShape
 from sluice.llama.model import Model
 
 WIDTH = 8
-
-
-@pytest.fixture(scope="module")
-def loaded(model: Path) -> Iterator[Model]:
-    one = Model(model, load_mtp=True, by_header=False)
-    yield one
-    one.close()
 
 
 @pytest.fixture

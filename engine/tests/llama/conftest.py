@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,19 +14,12 @@ from sluice.llama.node_filter import NodeFilter
 from .filtering import Make
 
 
-@pytest.fixture(scope="module")
-def loaded(model: Path) -> Iterator[Model]:
-    one = Model(model, load_mtp=True, by_header=False)
-    yield one
-    one.close()
-
-
 @pytest.fixture
 def make(loaded: Model) -> Iterator[Make]:
     made: list[Context] = []
 
     def make_(hook: Any = None, shows: NodeFilter | None = None, **shape: Any) -> Context:
-        wanted = {"n_ctx": 256, "rows_max": 8, "outputs_max": 1} | shape
+        wanted = {"n_ctx": 256, "rows_max": 64, "outputs_max": 4} | shape
         made.append(Context(loaded, ContextShape(**wanted), hook, shows))
         return made[-1]
 

@@ -1,4 +1,4 @@
-"""What tests of the node filter share."""
+"""What tests of contexts and of their node filters share."""
 
 from __future__ import annotations
 

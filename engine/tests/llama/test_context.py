@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,36 +12,10 @@ from sluice.llama import tensor as node
 from sluice.llama.context import Context, ContextShape
 from sluice.llama.model import Model
 
-IDS = [5, 6, 7, 8, 9, 10]
+from .filtering import IDS, Make, row
 
 
-@pytest.fixture(scope="module")
-def loaded(model: Path) -> Iterator[Model]:
-    one = Model(model, load_mtp=True, by_header=False)
-    yield one
-    one.close()
-
-
-@pytest.fixture
-def make(loaded: Model) -> Iterator[Callable[..., Context]]:
-    made: list[Context] = []
-
-    def make_(hook: Any = None, **shape: Any) -> Context:
-        wanted = {"n_ctx": 256, "rows_max": 64, "outputs_max": 4} | shape
-        made.append(Context(loaded, ContextShape(**wanted), hook=hook))
-        return made[-1]
-
-    yield make_
-    for one in made:
-        one.close()
-
-
-def row(context: Context, ids: list[int] = IDS, position: int = 0) -> bytes:
-    context.decode(ids, position, outputs="last")
-    return context.logits(len(ids) - 1).tobytes()
-
-
-def test_the_same_decode_gives_the_same_bits(make: Callable[..., Context]) -> None:
+def test_the_same_decode_gives_the_same_bits(make: Make) -> None:
     context = make()
     first = row(context)
     context.clear()
@@ -51,7 +23,7 @@ def test_the_same_decode_gives_the_same_bits(make: Callable[..., Context]) -> No
     assert row(make()) == first
 
 
-def test_logits_are_of_the_rows_that_were_asked_for(make: Callable[..., Context]) -> None:
+def test_logits_are_of_the_rows_that_were_asked_for(make: Make) -> None:
     context = make()
     context.decode(IDS[:4], 0, outputs="all")
     rows = [context.logits(i).copy() for i in range(4)]
@@ -66,7 +38,7 @@ def test_logits_are_of_the_rows_that_were_asked_for(make: Callable[..., Context]
         context.logits(1)
 
 
-def test_hidden_states_are_of_every_row(make: Callable[..., Context], loaded: Model) -> None:
+def test_hidden_states_are_of_every_row(make: Make, loaded: Model) -> None:
     context = make(hidden_states=True)
     context.decode(IDS, 0, outputs="last")
     rows = [context.hidden(i) for i in range(len(IDS))]
@@ -84,7 +56,7 @@ class Boom(Exception):
 @pytest.mark.parametrize("when", [True, False], ids=["asked", "computed"])
 @pytest.mark.parametrize("kind", [Boom, KeyboardInterrupt, SystemExit])
 def test_what_the_hook_raises_comes_out_of_decode(
-    make: Callable[..., Context], when: bool, kind: type[BaseException]
+    make: Make, when: bool, kind: type[BaseException]
 ) -> None:
     raised: list[BaseException] = []
     armed = False
@@ -110,7 +82,7 @@ def test_what_the_hook_raises_comes_out_of_decode(
 
 
 def test_only_the_first_error_is_raised_and_it_is_raised_once(
-    make: Callable[..., Context],
+    make: Make,
 ) -> None:
     count = 0
 
@@ -130,7 +102,7 @@ def test_only_the_first_error_is_raised_and_it_is_raised_once(
     row(context)
 
 
-def test_a_hook_that_only_looks_changes_no_bit(make: Callable[..., Context]) -> None:
+def test_a_hook_that_only_looks_changes_no_bit(make: Make) -> None:
     names: list[str] = []
 
     def hook(address: int, ask: bool) -> bool:
@@ -154,7 +126,7 @@ def test_a_hook_that_only_looks_changes_no_bit(make: Callable[..., Context]) -> 
     ids=["too wide", "too many outputs", "nothing"],
 )
 def test_a_decode_that_would_abort_is_a_fault(
-    make: Callable[..., Context], ids: list[int], outputs: str, words: str
+    make: Make, ids: list[int], outputs: str, words: str
 ) -> None:
     context = make()
     with pytest.raises(SystemFault, match=words):
@@ -162,7 +134,7 @@ def test_a_decode_that_would_abort_is_a_fault(
     row(context)
 
 
-def test_a_full_context_is_a_fault_and_loses_nothing(make: Callable[..., Context]) -> None:
+def test_a_full_context_is_a_fault_and_loses_nothing(make: Make) -> None:
     context = make()
     for position in range(0, 256, 64):
         context.decode([1] * 64, position, outputs="last")
@@ -173,16 +145,14 @@ def test_a_full_context_is_a_fault_and_loses_nothing(make: Callable[..., Context
 
 
 @pytest.mark.parametrize("token", [-1, 10**6])
-def test_a_token_that_is_none_is_a_fault_in_llama_cpps_words(
-    make: Callable[..., Context], token: int
-) -> None:
+def test_a_token_that_is_none_is_a_fault_in_llama_cpps_words(make: Make, token: int) -> None:
     context = make()
     with pytest.raises(SystemFault, match=r"returned -1 for 2 rows at position 0: init: "):
         context.decode([1, token], 0, outputs="last")
     assert row(context) == row(make())
 
 
-def test_a_position_that_is_held_already_is_a_fault(make: Callable[..., Context]) -> None:
+def test_a_position_that_is_held_already_is_a_fault(make: Make) -> None:
     context = make()
     row(context)
     with pytest.raises(SystemFault, match="returned -1"):
@@ -190,9 +160,7 @@ def test_a_position_that_is_held_already_is_a_fault(make: Callable[..., Context]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_a_rollback_within_the_width_leaves_no_trace(
-    make: Callable[..., Context], depth: int
-) -> None:
+def test_a_rollback_within_the_width_leaves_no_trace(make: Make, depth: int) -> None:
     context = make(rollback=3)
     context.decode(IDS, 0, outputs="last")
     context.decode([20, 21, 22, 23], len(IDS), outputs="all")
@@ -215,7 +183,7 @@ def test_a_rollback_within_the_width_leaves_no_trace(
     assert int(got.argmax()) == int(expected.argmax())
 
 
-def test_a_rollback_deeper_than_the_width_is_a_fault(make: Callable[..., Context]) -> None:
+def test_a_rollback_deeper_than_the_width_is_a_fault(make: Make) -> None:
     context = make(rollback=2)
     context.decode(IDS, 0, outputs="last")
     with pytest.raises(SystemFault, match=r"roll back to position 1 \(rollback width 2\)"):
@@ -224,7 +192,7 @@ def test_a_rollback_deeper_than_the_width_is_a_fault(make: Callable[..., Context
     assert row(context) == row(make(rollback=2))
 
 
-def test_a_second_rollback_without_a_decode_is_a_fault(make: Callable[..., Context]) -> None:
+def test_a_second_rollback_without_a_decode_is_a_fault(make: Make) -> None:
     context = make(rollback=3)
     context.decode(IDS, 0, outputs="last")
     context.remove_from(5)
@@ -232,7 +200,7 @@ def test_a_second_rollback_without_a_decode_is_a_fault(make: Callable[..., Conte
         context.remove_from(3)
 
 
-def test_the_graph_is_shown_and_leaves_no_trace(make: Callable[..., Context]) -> None:
+def test_the_graph_is_shown_and_leaves_no_trace(make: Make) -> None:
     names: set[str] = set()
 
     def hook(address: int, _ask: bool) -> bool:
@@ -247,7 +215,7 @@ def test_the_graph_is_shown_and_leaves_no_trace(make: Callable[..., Context]) ->
     assert row(context) == row(make())
 
 
-def test_the_heads_graph_is_shown(make: Callable[..., Context], loaded: Model) -> None:
+def test_the_heads_graph_is_shown(make: Make, loaded: Model) -> None:
     names: set[str] = set()
 
     def hook(address: int, _ask: bool) -> bool:
@@ -261,7 +229,7 @@ def test_the_heads_graph_is_shown(make: Callable[..., Context], loaded: Model) -
     }
 
 
-def test_the_error_of_a_capture_pass_comes_out(make: Callable[..., Context]) -> None:
+def test_the_error_of_a_capture_pass_comes_out(make: Make) -> None:
     def hook(_address: int, _ask: bool) -> bool:
         raise Boom
 
@@ -287,7 +255,7 @@ def test_a_closed_context_is_freed_without_a_collection(loaded: Model) -> None:
 
 
 def test_who_wants_to_know_that_a_decode_begins_is_told_in_order(
-    make: Callable[..., Context],
+    make: Make,
 ) -> None:
     told: list[Any] = []
 
@@ -308,7 +276,7 @@ def test_who_wants_to_know_that_a_decode_begins_is_told_in_order(
 
 
 def test_what_is_raised_before_a_decode_begins_computes_nothing(
-    make: Callable[..., Context],
+    make: Make,
 ) -> None:
     nodes: list[int] = []
 

@@ -1,20 +1,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sluice.errors import ModelError, RequestError
 from sluice.llama.model import Model
-
-
-@pytest.fixture(scope="module")
-def loaded(model: Path) -> Iterator[Model]:
-    one = Model(model, load_mtp=True, by_header=False)
-    yield one
-    one.close()
 
 
 @pytest.mark.parametrize(
