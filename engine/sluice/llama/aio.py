@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import struct
+import time
 from collections.abc import Sequence
 
 from sluice.llama import libc
@@ -15,8 +17,14 @@ from sluice.llama import libc
 _IOCB = struct.Struct("=QIiHhIQqqQII")  # data, key, rw_flags, opcode, priority, fd, buffer, …
 _EVENT = struct.Struct("=QQqq")  # data, iocb, result, result 2
 _PREAD = 0  # IOCB_CMD_PREAD
-_HEAD, _MAGIC = 8, 16  # of struct aio_ring, which the context's number is the address of
+# Of struct aio_ring, which the context's number is the address of.
+_N_EVENTS, _HEAD, _MAGIC, _EVENTS = 4, 8, 16, 32
 _RING_MAGIC = 0xA10A10A1
+
+_SPIN_S = 1e-3
+"""For so long somebody who waits looks again and again: most reads are done by then, and a core
+that went to sleep is woken slowly, above all a virtual one.
+"""
 
 
 Submission = tuple[int, int, int, int, int]
@@ -46,9 +54,7 @@ class Aio:
         self._pointers = (ctypes.c_uint64 * depth)(*(first + _IOCB.size * i for i in range(depth)))
         self._events = ctypes.create_string_buffer(_EVENT.size * depth)
         self._depth = ctypes.c_long(depth)
-        ring = context.value
-        has_ring = ctypes.c_uint32.from_address(ring + _MAGIC).value == _RING_MAGIC
-        self._ring = (ctypes.c_uint32 * 2).from_address(ring + _HEAD) if has_ring else None
+        self._ring = _Ring.at(context.value)
 
     def submit(self, reads: Sequence[Submission]) -> int:
         """Hand reads over, at most ``depth``; how many of them the kernel took, from the first."""
@@ -64,8 +70,18 @@ class Aio:
         """Key and result of what is done: bytes, or a negative errno. May be fewer on a signal."""
         if not self._context.value:
             return []
-        if at_least == 0 and self._ring is not None and self._ring[0] == self._ring[1]:
-            return []
+        ring, found = self._ring, []
+        if ring is not None:
+            if at_least > 0:
+                ring.spin()
+            elif ring.is_empty:
+                return []
+            found = ring.taken()
+        if not found or len(found) < at_least:
+            found += self._asked_for(max(at_least - len(found), 0))
+        return found
+
+    def _asked_for(self, at_least: int) -> list[tuple[int, int]]:
         n = self._get_events(
             self._context, ctypes.c_long(at_least), self._depth, self._events, None
         )
@@ -78,3 +94,44 @@ class Aio:
             self._ring = None
             self._destroy(self._context)
             self._context.value = 0
+
+
+class _Ring:
+    """What is done, where the kernel writes it down: ``struct aio_ring``, read as libaio does."""
+
+    def __init__(self, address: int) -> None:
+        self._ends = (ctypes.c_uint32 * 2).from_address(address + _HEAD)
+        """Head and tail: the kernel moves the tail, whoever reads moves the head."""
+        self._n = ctypes.c_uint32.from_address(address + _N_EVENTS).value
+        self._events = (ctypes.c_char * (_EVENT.size * self._n)).from_address(address + _EVENTS)
+        # Elsewhere a processor may see the tail before it sees what stands there.
+        self._is_ordered = platform.machine() == "x86_64"
+
+    @classmethod
+    def at(cls, address: int) -> _Ring | None:
+        """The one at ``address``; ``None`` where something else is there."""
+        magic = ctypes.c_uint32.from_address(address + _MAGIC).value
+        return cls(address) if magic == _RING_MAGIC else None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing more is done."""
+        return self._ends[0] == self._ends[1]
+
+    def spin(self) -> None:
+        """Look again and again, for a while."""
+        ends, until = self._ends, time.perf_counter() + _SPIN_S
+        while ends[0] == ends[1] and time.perf_counter() < until:
+            pass
+
+    def taken(self) -> list[tuple[int, int]]:
+        """Key and result of what is done, without a call; nothing where that is not safe."""
+        found: list[tuple[int, int]] = []
+        if self._is_ordered:
+            head, tail = self._ends
+            while head != tail:
+                key, _, result, _ = _EVENT.unpack_from(self._events, _EVENT.size * head)
+                found.append((key, result))
+                head = (head + 1) % self._n
+            self._ends[0] = head
+        return found

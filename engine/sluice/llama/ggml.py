@@ -57,6 +57,7 @@ def base() -> ctypes.CDLL:
         (lib.ggml_nbytes, ctypes.c_size_t, [pointer]),
         (lib.ggml_element_size, ctypes.c_size_t, [pointer]),
         (lib.ggml_op_desc, ctypes.c_char_p, [pointer]),
+        (lib.ggml_op_name, ctypes.c_char_p, [ctypes.c_int]),
         (lib.ggml_type_name, ctypes.c_char_p, [integer]),
         (lib.ggml_mul_mat, pointer, [pointer, pointer, pointer]),
         (lib.ggml_mul_mat_id, pointer, [pointer, pointer, pointer, pointer]),

@@ -22,6 +22,7 @@ from sluice.llama import libc, tensor
 _JE, _JNE = b"\x74", b"\x75"  # each with one byte: how far
 _PREFIX_BYTES = 8
 _NEXT_BYTES, _NEXT_MAX = 3, 8  # after the prefix; a fourth is the layer's number after "up-"
+_NO_OPERATION = 0xFFFFFFFF
 
 
 class _State(ctypes.Structure):
@@ -30,6 +31,7 @@ class _State(ctypes.Structure):
     _fields_ = (
         ("is_open", ctypes.c_uint8),
         ("is_narrow", ctypes.c_uint8),
+        ("operation", ctypes.c_uint32),
         ("next", ctypes.c_uint32 * _NEXT_MAX),
     )
 
@@ -49,10 +51,10 @@ class Entry:
 class NodeFilter:
     """Shows an eval hook the nodes whose name begins with a prefix, or every one while it is open.
 
-    It starts open; :meth:`narrow` makes it show fewer while it is closed. A hook that was asked
-    about a node is always told that the node is computed. Where no machine code can be run, hooks
-    are shown every node all the time: they must not rely on being spared one. Contexts may share
-    a filter.
+    Those of one more :attr:`operation`, too, where that is said. It starts open; :meth:`narrow`
+    makes it show fewer while it is closed. A hook that was asked about a node is always told that
+    the node is computed. Where no machine code can be run, hooks are shown every node all the time:
+    they must not rely on being spared one. Contexts may share a filter.
 
     Args:
         prefix: 8 bytes (asserted): a name's first are compared as a number.
@@ -61,7 +63,7 @@ class NodeFilter:
     def __init__(self, prefix: bytes) -> None:
         assert len(prefix) == _PREFIX_BYTES
         self.prefix = prefix
-        self._state = _State(1, 0)
+        self._state = _State(1, 0, _NO_OPERATION)
 
     def narrow(self, names: Iterable[bytes]) -> None:
         """Show what begins as one of ``names`` does, as far as 3 bytes after the prefix.
@@ -86,6 +88,19 @@ class NodeFilter:
     @is_open.setter
     def is_open(self, is_open: bool) -> None:
         self._state.is_open = is_open
+
+    @property
+    def operation(self) -> int | None:
+        """Whose nodes are shown as well, whatever their names; set it at any time, too.
+
+        A number that :func:`sluice.llama.tensor.op_number` gives.
+        """
+        number = int(self._state.operation)
+        return None if number == _NO_OPERATION else number
+
+    @operation.setter
+    def operation(self, number: int | None) -> None:
+        self._state.operation = _NO_OPERATION if number is None else number
 
     def entry(self, callback: Any) -> Entry:
         """What to give llama.cpp as ``cb_eval`` in the place of ``callback``.
@@ -115,6 +130,7 @@ def _machine_code(prefix: bytes, state: int, callback: int) -> bytes:
     ``state`` is the address of a :class:`_State`, ``callback`` of a function of the same type.
     """
     is_open, is_narrow = _State.is_open.offset, _State.is_narrow.offset
+    operation = _State.operation.offset
     name, after = struct.pack("<i", tensor.NAME), struct.pack("<i", tensor.NAME + _PREFIX_BYTES)
     steps: list[bytes | tuple[bytes, str]] = [
         b"\xf3\x0f\x1e\xfa",                    # endbr64: it is called by its address
@@ -123,6 +139,9 @@ def _machine_code(prefix: bytes, state: int, callback: int) -> bytes:
         b"\x48\xb9" + struct.pack("<Q", state),  # mov rcx, state
         bytes([0x80, 0x79, is_open, 0]),        # cmp byte [rcx + is_open], 0
         (_JNE, "into Python"),
+        bytes([0x8B, 0x47, tensor.OP]),         # mov eax, [rdi + op]
+        bytes([0x3B, 0x41, operation]),         # cmp eax, [rcx + operation]
+        (_JE, "into Python"),
         b"\x48\xb8" + prefix,                   # mov rax, prefix
         b"\x48\x39\x87" + name,                 # cmp [rdi + name], rax
         (_JNE, "no"),

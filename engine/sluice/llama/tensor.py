@@ -23,12 +23,14 @@ from sluice.llama import ggml, library
 _TYPE = 0  # int32, a ggml_type
 _NE = 16  # int64[4] elements a dimension, after type (int32) and buffer (pointer)
 _NB = 48  # size_t[4] strides in bytes
+OP = 80  # int32, a ggml_op
 _SRC = 152  # ggml_tensor *[10]
 _VIEW_SRC = 232
 _DATA = 248
 NAME = 256  # char[64]
 _Name = ctypes.c_char * 64  # GGML_MAX_NAME
 _STRUCT_BYTES = 336
+_N_OPS_CHECKED = 64  # the operations that the check meets are among the first
 _OBJECT_BYTES = 32  # ggml_object, which stands before every tensor of a context
 _N_SRC = 10  # GGML_MAX_SRC
 _POINTER = struct.Struct("=Q")
@@ -188,6 +190,11 @@ def op(address: int) -> str:
     return str(ggml.base().ggml_op_desc(address).decode())
 
 
+def op_number(address: int) -> int:
+    """The operation that computes the node, a ``ggml_op``."""
+    return _number(address, OP)
+
+
 def values(address: int) -> npt.NDArray[np.generic] | None:
     """The tensor's elements, outermost dimension first: a writable view, valid in the hook.
 
@@ -309,6 +316,9 @@ def check_layout() -> None:
             and _sources(product) == [address, inputs, ids] + [0] * (_N_SRC - 3)
             and _number(address, _TYPE) == ggml.I32
             and _pointer(view, _VIEW_SRC) == address
+            and all(0 <= op_number(a) < _N_OPS_CHECKED for a in (product, view))
+            and lib.ggml_op_name(op_number(product)) == b"MUL_MAT_ID"
+            and lib.ggml_op_name(op_number(view)) == b"VIEW"
             and lib.ggml_tensor_overhead() == _STRUCT_BYTES + _OBJECT_BYTES
         )
         rebind(address, 0x5A5A5A5A5A50)

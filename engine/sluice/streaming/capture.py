@@ -79,7 +79,7 @@ class Capture:
     twice. ``stops`` are the names of nodes to stop after, each with the layer and the part that
     the next matmul takes. ``orders`` are each layer's parts as their matmuls come, ``routers`` its
     router where that is of the usual kind. ``others`` are experts' weights that are not taken by
-    one matmul over experts alone, by the router's ids.
+    one matmul over experts alone, by the router's ids. ``matmul`` is the number of that operation.
     """
 
     experts: Mapping[str, ExpertTensor]
@@ -89,6 +89,7 @@ class Capture:
     orders: dict[int, list[str]] = field(default_factory=dict)
     routers: dict[int, Router] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
+    matmul: int = -1
     _takers: dict[int, str] = field(default_factory=dict)
     _last: str = ""
 
@@ -132,9 +133,11 @@ class Capture:
                     )
 
     def _is_one_matmul(self, address: int, name: str, weight: int, sources: list[int]) -> bool:
+        if node.op(address) != MATMUL:
+            return False
+        self.matmul = node.op_number(address)
         return (
-            node.op(address) == MATMUL
-            and weight == sources[0]
+            weight == sources[0]
             and node.name_starts_with(sources[2], ROUTING)
             and self._takers.setdefault(weight, name) == name
         )

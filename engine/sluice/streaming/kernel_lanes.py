@@ -18,7 +18,7 @@ from sluice.config import Config
 from sluice.llama.aio import Aio, Submission
 from sluice.seams import Seams, acts, replaces
 from sluice.streaming.lanes import Cancelled, Job, Lanes
-from sluice.streaming.reader import Channel, Read, SliceReader
+from sluice.streaming.reader import Channel, SliceReader
 
 DEPTH = 128
 """Reads in flight in the kernel at once."""
@@ -49,7 +49,7 @@ class KernelLanes(Lanes):
         self._channel: Channel | None = None
         self._reader = reader
         self._in_flight: dict[int, Job] = {}  # by the key of its submission
-        self._needed: set[int] = set()  # of these keys
+        self._needed: set[Job] = set()  # of these: what is handed over now would hold them up
         self._free = list(range(DEPTH))
         self._ahead_bytes = 0
         self._next: deque[list[Job]] = deque()  # somebody waits for these, in this order
@@ -108,8 +108,12 @@ class KernelLanes(Lanes):
             raise
 
     def hurry(self, jobs: Iterable[Job]) -> None:
-        """See :meth:`Lanes.hurry`; the kernel does not hurry."""
+        """See :meth:`Lanes.hurry`; the kernel does not hurry, but is given nothing else meanwhile.
+
+        A disk that is given more may not say what is done before all of it is: a virtual one.
+        """
         jobs = list(jobs)
+        self._needed.update(job for job in jobs if job.is_handed_over)
         queued = [job for job in jobs if job.is_queued]
         if queued:
             self._next.append(queued)
@@ -154,25 +158,28 @@ class KernelLanes(Lanes):
         """Those of ``jobs`` that are queued: to the kernel, or else to the threads."""
         rest: list[Job] = []
         batch: list[Submission] = []
+        channel = self._channel if self.uses_kernel else None
         try:
             for job in jobs:
                 if not job.is_queued:
                     continue
-                if not self._takes(job.read, is_needed):
+                read = job.read
+                has_room = self._free and (is_needed or self._ahead_bytes < AHEAD_BYTES)
+                if channel is None or not has_room or not read.aligned or read.is_fresh:
                     rest.append(job)
                     continue
                 key = self._free.pop()
                 self._in_flight[key] = job
                 job.is_handed_over, job.is_queued = True, False
-                # What was read ahead is mostly done: nothing is held up for the rest of it.
-                if is_needed and not job.is_ahead:
-                    self._needed.add(key)
-                elif job.is_ahead:
-                    self._ahead_bytes += job.read.needed_bytes
+                if is_needed:
+                    self._needed.add(job)
+                if job.is_ahead:
+                    self._ahead_bytes += read.needed_bytes
                 if not job.claim():  # somebody has taken it, or taken it back
                     self._forget(key)
-                elif not self._has_seam or self._seams.hands_over(job.read.tensor, job.is_ahead):
-                    batch.append(self._submission(key, job.read))
+                elif not self._has_seam or self._seams.hands_over(read.tensor, job.is_ahead):
+                    fd = channel.direct(read.shard)
+                    batch.append((key, fd, read.address, len(read.window), read.offset))
                 else:
                     job.finish()
                     self._forget(key)
@@ -184,7 +191,8 @@ class KernelLanes(Lanes):
                 self._forget(key)
                 job.disclaim()
                 rest.append(job)
-            self._leave_to_threads(rest, is_needed)
+            if rest:
+                self._leave_to_threads(rest, is_needed)
         except BaseException:
             self._start_again()
             raise
@@ -196,25 +204,13 @@ class KernelLanes(Lanes):
         if is_needed:
             super().hurry(jobs)
 
-    def _takes(self, read: Read, is_needed: bool) -> bool:
-        if read.is_fresh or not read.aligned or not self._free or not self.uses_kernel:
-            return False
-        return is_needed or self._ahead_bytes < AHEAD_BYTES
-
-    def _submission(self, key: int, read: Read) -> Submission:
-        assert self._channel is not None
-        fd = self._channel.direct(read.shard)
-        return key, fd, read.address, len(read.window), read.offset
-
     def _forget(self, key: int) -> None:
         """A read is in flight no more."""
-        job = self._in_flight[key]
+        job = self._in_flight.pop(key)
         job.is_handed_over = False
-        if key in self._needed:
-            self._needed.remove(key)
-        elif job.is_ahead:
+        self._needed.discard(job)
+        if job.is_ahead:
             self._ahead_bytes -= job.read.needed_bytes
-        del self._in_flight[key]
         self._free.append(key)
 
     def _land(self, jobs: Iterable[Job]) -> None:

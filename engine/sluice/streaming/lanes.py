@@ -157,7 +157,8 @@ class Lanes:
                 if job.claim():
                     self._perform(job, self._own)
         for job in jobs:
-            job.wait()
+            if not job.is_done:
+                job.wait()
         for job in jobs:
             if job.error is not None:
                 raise job.error

@@ -40,10 +40,8 @@ class SliceJobs:
 
     def of_expert(self, layer: int, expert: int, is_ahead: bool) -> dict[str, list[Job]]:
         """An expert's, by part."""
-        jobs = {}
-        for tensor in self._layout.layers[layer]:
-            jobs[tensor.part] = self.of_slice(tensor, expert, is_ahead)
-        return jobs
+        tensors = self._layout.layers[layer]
+        return {tensor.part: self.of_slice(tensor, expert, is_ahead) for tensor in tensors}
 
     def of_slice(self, tensor: ExpertTensor, expert: int, is_ahead: bool = False) -> list[Job]:
         """One slice's, in chunks."""

@@ -18,7 +18,8 @@ class StandIn:
         layout: what is cached.
         found: addresses of each weight that a graph takes.
         rows, top_k: of the widest pass.
-        shown: what the eval hook sees; open while :attr:`is_expected`.
+        shown: what the eval hook sees: each ``matmul`` while :attr:`is_expected`.
+        matmul: the number of the operation that takes slots.
     """
 
     def __init__(
@@ -30,12 +31,13 @@ class StandIn:
         rows: int,
         top_k: int,
         shown: NodeFilter,
+        matmul: int,
     ) -> None:
         self.memory = memory
         self.is_expected = False
         """Whether a matmul that takes slots is still to come: :meth:`give` must see it."""
         self._shown = shown
-        self._shown.is_open = False
+        self._matmul = matmul
         self._weights = {
             layer: [
                 (node.ExpertWeights(address), memory.address(tensor, 0), memory.stride(tensor))
@@ -87,4 +89,7 @@ class StandIn:
         self._expect(True)
 
     def _expect(self, more: bool) -> None:
-        self.is_expected = self._shown.is_open = more
+        if more == self.is_expected:
+            return
+        self.is_expected = more
+        self._shown.operation = self._matmul if more else None

@@ -281,7 +281,13 @@ class Streamer:
         if slots is not None:
             found, top_k = self._capture.found, self.plan.n_used
             self._standin = StandIn(
-                slots, self.layout, found, rows=ubatch, top_k=top_k, shown=self.shown
+                slots,
+                self.layout,
+                found,
+                rows=ubatch,
+                top_k=top_k,
+                shown=self.shown,
+                matmul=self._capture.matmul,
             )
             return slots
         arena = self._arena(shared=False)

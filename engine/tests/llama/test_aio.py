@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sluice.llama.aio import Aio, Submission
+from sluice.llama.node_filter import runs_here
 
 PAGE = mmap.PAGESIZE
 N_PAGES = 64
@@ -184,3 +185,30 @@ def test_a_system_of_another_kind_has_none(monkeypatch: pytest.MonkeyPatch) -> N
 def test_more_than_the_system_gives_is_an_oserror() -> None:
     with pytest.raises(OSError, match=r"\[Errno \d+\]"):
         Aio(1 << 31)
+
+
+def test_what_waits_looks_for_a_while_before_it_calls_the_kernel(
+    make: Make, fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aio, target = make(4), Target(1, fd, 3)
+    calls: list[int] = []
+    real = aio._get_events
+    monkeypatch.setattr(aio, "_get_events", lambda *a: calls.append(1) or real(*a))
+    assert aio.submit([target.read]) == 1
+    monkeypatch.setattr("sluice.llama.aio._SPIN_S", 60.0)
+    assert aio.done(at_least=1) == [(1, PAGE)]
+    assert len(calls) == (0 if runs_here() else 1)
+    monkeypatch.setattr("sluice.llama.aio._SPIN_S", 0.0)
+    assert aio.submit([target.read]) == 1
+    assert aio.done(at_least=1) == [(1, PAGE)]
+    assert bytes(target.window) == CONTENT[3 * PAGE : 4 * PAGE]
+
+
+def test_what_is_taken_goes_round_the_kernels_ring_many_times(make: Make, fd: int) -> None:
+    aio = make(2)
+    assert aio._ring is not None
+    n = 3 * aio._ring._n
+    for i in range(n):
+        target = Target(i, fd, i % N_PAGES)
+        assert aio.submit([target.read]) == 1
+        assert aio.done(at_least=1) == [(i, PAGE)]

@@ -181,3 +181,47 @@ def test_a_jump_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(node_filter, "_NEXT_MAX", 24)
     with pytest.raises(struct.error):
         node_filter._machine_code(MOE, 1, 2)
+
+
+@runs_only
+def test_an_operation_is_shown_whatever_the_names(
+    asked: Callable[[NodeFilter], Shown],
+) -> None:
+    nodes = closed()
+    is_shown = asked(nodes)
+    nodes.narrow([b"ffn_moe_topk"])
+    assert nodes.operation is None
+    nodes.operation = 0  # of a tensor that nothing computes, as this one is
+    assert nodes.operation == 0
+    assert is_shown(b"attn_norm-1")
+    nodes.operation = 1
+    assert not is_shown(b"attn_norm-1")
+    assert is_shown(b"ffn_moe_topk-1")
+    nodes.operation = None
+    assert not is_shown(b"attn_norm-1")
+
+
+@runs_only
+def test_of_a_graph_the_nodes_of_an_operation_are_shown(make: Make) -> None:
+    numbers: dict[str, int] = {}
+    all_nodes: list[str] = []
+
+    def see(address: int, ask: bool) -> bool:
+        if ask:
+            numbers[node.op(address)] = node.op_number(address)
+            all_nodes.append(node.op(address))
+        return False
+
+    row(make(see))
+    nodes, shown = closed(), []
+
+    def look(address: int, ask: bool) -> bool:
+        if ask and not node.name(address).startswith(MOE.decode()):
+            shown.append(node.op(address))
+        return False
+
+    context = make(look, nodes)
+    nodes.operation = numbers["RMS_NORM"]
+    row(context)
+    assert set(shown) == {"RMS_NORM"}
+    assert 0 < len(shown) <= all_nodes.count("RMS_NORM")

@@ -203,11 +203,32 @@ def test_what_is_read_ahead_hurries_before_what_is_not(kernel: Start, content: b
     lanes.hurry(ahead[2:])
     assert given.offsets == [[0]]
     lanes.wait(first)
-    assert given.offsets[1:] == [[12, 13], [10, 11]]
-    lanes.hurry(ahead)  # it has been handed over: there is nothing to do
+    assert given.offsets[1:] == [[12, 13]], "the rest would hold up what somebody waits for"
+    lanes.wait(ahead[2:])
+    assert given.offsets[2:] == [[10, 11]]
     lanes.wait(ahead)
     assert len(given.offsets) == 3
     assert all_right([*first, *ahead], content)
+
+
+def test_nothing_is_handed_over_beside_a_read_ahead_that_somebody_waits_for(
+    kernel: Start, content: bytes
+) -> None:
+    lanes = kernel()
+    given = held(lanes)
+    awaited, needed, later = [page(0, is_ahead=True)], [page(1)], [page(2, is_ahead=True)]
+    lanes.submit(awaited)
+    lanes.hurry(awaited)
+    lanes.submit(needed)
+    lanes.submit(later)
+    assert given.offsets == [[0]]
+    lanes.wait(awaited)
+    assert given.offsets == [[0], [1]]
+    lanes.wait(needed)
+    assert given.offsets == [[0], [1], [2]]
+    lanes.wait(later)
+    assert len(lanes._needed) == lanes._ahead_bytes == 0
+    assert all_right([*awaited, *needed, *later], content)
 
 
 def test_nothing_is_read_twice(kernel: Start, content: bytes) -> None:

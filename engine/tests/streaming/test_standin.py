@@ -66,7 +66,12 @@ class Stage:
             for t, weight in zip(one.tensors, one.weights, strict=True)
         }
         self.shown = NodeFilter(b"ffn_moe_")
-        self.standin = StandIn(self.memory, layout, found, rows=3, top_k=TOP_K, shown=self.shown)
+        self.shown.is_open = False
+        self.matmul = tensor.op_number(self.layers[0].nodes[0])
+        self.standin = StandIn(
+            self.memory, layout, found,
+            rows=3, top_k=TOP_K, shown=self.shown, matmul=self.matmul,
+        )  # fmt: skip
 
     def bring_in(self, layer: int, *experts: int) -> None:
         one = self.layers[layer]
@@ -93,15 +98,15 @@ def test_a_layers_matmuls_take_slots_and_nothing_else_does(stage: Stage) -> None
     stage.bring_in(1, 1, 3)
     standin.place(1, routed.ravel().tolist(), TOP_K)
     assert standin.is_expected
-    assert stage.shown.is_open
+    assert stage.shown.operation == stage.matmul
     standin.give(stage.layers[0].nodes[0])
     assert tensor.source(stage.layers[0].nodes[0], 2) == stage.layers[0].ids
     standin.give(layer.nodes[0])
     assert standin.is_expected, "one is still to come"
-    assert stage.shown.is_open
+    assert stage.shown.operation == stage.matmul
     standin.give(layer.nodes[1])
     assert not standin.is_expected
-    assert not stage.shown.is_open
+    assert stage.shown.operation is None
     assert [layer.compute(0), layer.compute(1)] == right
     # The same graph, other experts elsewhere.
     stage.memory.give_back(0, 2)
@@ -162,7 +167,7 @@ def test_a_layer_that_is_released_takes_its_own_ids_again(roomy: Stage, n_given:
         assert tensor.source(made, 2) != layer.ids
     standin.release(1)
     assert standin.is_expected
-    assert roomy.shown.is_open
+    assert roomy.shown.operation == roomy.matmul
     for made in layer.nodes:
         standin.give(made)
         assert tensor.source(made, 2) == layer.ids
