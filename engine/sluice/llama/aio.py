@@ -77,9 +77,9 @@ class Aio:
             elif ring.is_empty:
                 return []
             found = ring.taken()
-        if not found or len(found) < at_least:
-            found += self._asked_for(max(at_least - len(found), 0))
-        return found
+        if found and len(found) >= at_least:
+            return found
+        return found + self._asked_for(max(at_least - len(found), 0))
 
     def _asked_for(self, at_least: int) -> list[tuple[int, int]]:
         n = self._get_events(

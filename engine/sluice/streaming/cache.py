@@ -49,6 +49,8 @@ class Entry:
 
     def is_in_flight(self) -> bool:
         """Whether a lane may still write; forgets jobs that are done without an error."""
+        if not self.jobs:
+            return False
         has_failed = False
         for jobs in self.jobs.values():
             for job in jobs:
@@ -259,9 +261,7 @@ class ExpertCache:
     def drop(self, entry: Entry) -> None:
         """Give its memory back; nothing may be writing into it."""
         # One in flight is never dropped, but in tests: what then remembers it is at fault.
-        forget = not (entry.jobs and entry.is_in_flight()) and self._seams.forgets(
-            entry.layer, entry.expert
-        )
+        forget = not entry.is_in_flight() and self._seams.forgets(entry.layer, entry.expert)
         spare = self._seams.spares_shared_page()
         self.memory.give_back(entry.layer, entry.expert, spare_shared=spare, forget=forget)
         if forget:
@@ -296,8 +296,8 @@ class ExpertCache:
             victims = self._victims(layer, number, len(experts), is_ahead=is_ahead)
             if not victims:
                 return False
-            for n, entry in enumerate(victims):
-                if n and self.memory.has_room(layer, experts):
+            for entry in victims:
+                if self.memory.has_room(layer, experts):
                     return True
                 if entry.jobs and self._seams.spares_in_flight():
                     self._lanes.cancel(entry.all_jobs())
@@ -322,9 +322,7 @@ class ExpertCache:
         for entry in self._entries.values():
             if entry.needed_in == number >= 0 or not self.memory.competes(layer, entry.layer):
                 continue
-            if entry.is_ahead or (
-                entry.jobs and entry.is_in_flight() and self._seams.spares_in_flight()
-            ):
+            if entry.is_ahead or (entry.is_in_flight() and self._seams.spares_in_flight()):
                 last_resort.append(entry)
                 continue
             victims.append(entry)

@@ -164,8 +164,9 @@ class KernelLanes(Lanes):
                 if not job.is_queued:
                     continue
                 read = job.read
-                has_room = self._free and (is_needed or self._ahead_bytes < AHEAD_BYTES)
-                if channel is None or not has_room or not read.aligned or read.is_fresh:
+                is_too_far = not is_needed and self._ahead_bytes >= AHEAD_BYTES
+                is_for_threads = is_too_far or not read.aligned or read.is_fresh
+                if channel is None or is_for_threads or not self._free:
                     rest.append(job)
                     continue
                 key = self._free.pop()
