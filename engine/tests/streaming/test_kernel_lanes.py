@@ -206,6 +206,7 @@ def test_what_is_read_ahead_hurries_before_what_is_not(kernel: Start, content: b
     assert given.offsets[1:] == [[12, 13]], "the rest would hold up what somebody waits for"
     lanes.wait(ahead[2:])
     assert given.offsets[2:] == [[10, 11]]
+    lanes.hurry(ahead)  # it has been handed over: there is nothing to do
     lanes.wait(ahead)
     assert len(given.offsets) == 3
     assert all_right([*first, *ahead], content)
