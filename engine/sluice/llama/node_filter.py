@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import platform
 import struct
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +16,8 @@ from typing import Any
 from llama_cpp import llama_cpp as api
 
 from sluice.llama import libc, tensor
+from sluice.llama.machine_code import JE, JNE, Step, assembled, executable, runs_here
 
-_JE, _JNE = b"\x74", b"\x75"  # each with one byte: how far
 _PREFIX_BYTES = 8
 _NEXT_BYTES, _NEXT_MAX = 3, 8  # after the prefix; a fourth is the layer's number after "up-"
 _NO_OPERATION = 0xFFFFFFFF
@@ -111,17 +109,11 @@ class NodeFilter:
             return Entry(callback)
         # Not by ctypes.cast: what it is given refers to itself from then on.
         target = ctypes.c_uint64.from_buffer(callback).value
-        page = _executable(_machine_code(self.prefix, ctypes.addressof(self._state), target))
+        page = executable(_machine_code(self.prefix, ctypes.addressof(self._state), target))
         if page is None:
             return Entry(callback)
         function = api.ggml_backend_sched_eval_callback(libc.address_of(page))
         return Entry(function, page, (callback, self._state))
-
-
-def runs_here() -> bool:
-    """Whether this process runs x86-64 code that calls as System V has it."""
-    is_64 = sys.maxsize > 1 << 32  # a 32-bit process is told the machine's name, too
-    return sys.platform == "linux" and platform.machine() == "x86_64" and is_64
 
 
 def _machine_code(prefix: bytes, state: int, callback: int) -> bytes:
@@ -132,48 +124,33 @@ def _machine_code(prefix: bytes, state: int, callback: int) -> bytes:
     is_open, is_narrow = _State.is_open.offset, _State.is_narrow.offset
     operation = _State.operation.offset
     name, after = struct.pack("<i", tensor.NAME), struct.pack("<i", tensor.NAME + _PREFIX_BYTES)
-    steps: list[bytes | tuple[bytes, str]] = [
+    steps: list[Step] = [
         b"\xf3\x0f\x1e\xfa",                    # endbr64: it is called by its address
         b"\x40\x84\xf6",                        # test sil, sil
-        (_JE, "into Python"),                   # it is not asked, but told
+        (JE, "into Python"),                   # it is not asked, but told
         b"\x48\xb9" + struct.pack("<Q", state),  # mov rcx, state
         bytes([0x80, 0x79, is_open, 0]),        # cmp byte [rcx + is_open], 0
-        (_JNE, "into Python"),
+        (JNE, "into Python"),
         bytes([0x8B, 0x47, tensor.OP]),         # mov eax, [rdi + op]
         bytes([0x3B, 0x41, operation]),         # cmp eax, [rcx + operation]
-        (_JE, "into Python"),
+        (JE, "into Python"),
         b"\x48\xb8" + prefix,                   # mov rax, prefix
         b"\x48\x39\x87" + name,                 # cmp [rdi + name], rax
-        (_JNE, "no"),
+        (JNE, "no"),
         bytes([0x80, 0x79, is_narrow, 0]),      # cmp byte [rcx + is_narrow], 0
-        (_JE, "into Python"),
+        (JE, "into Python"),
         b"\x8b\x87" + after,                    # mov eax, [rdi + after]
         b"\x25\xff\xff\xff\x00",                # and eax, 0xffffff: three bytes of it
     ]  # fmt: skip
     for i in range(_NEXT_MAX):
         at = _State.next.offset + ctypes.sizeof(ctypes.c_uint32) * i
-        steps += [bytes([0x3B, 0x41, at]), (_JE, "into Python")]  # cmp eax, [rcx + at]
-    no = b"\x31\xc0\xc3"  # xor eax, eax: false; ret
-    # mov rax, callback; jmp rax: its arguments are where they were
-    into_python = b"\x48\xb8" + struct.pack("<Q", callback) + b"\xff\xe0"
-    distances = {"no": 0, "into Python": len(no)}  # from the end of the steps on
-    code = b""
-    for step in reversed(steps):
-        if isinstance(step, tuple):
-            jump, where = step
-            step = jump + struct.pack("<b", distances[where] + len(code))  # raises where too far
-        code = step + code
-    return code + no + into_python
-
-
-def _executable(code: bytes) -> mmap.mmap | None:
-    """A page with ``code``, never writable and executable at a time; ``None`` where refused."""
-    try:
-        page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError:
-        return None
-    page.write(code)
-    if not libc.make_executable(page):
-        page.close()
-        return None
-    return page
+        steps += [bytes([0x3B, 0x41, at]), (JE, "into Python")]  # cmp eax, [rcx + at]
+    steps += [
+        "no",
+        b"\x31\xc0\xc3",                        # xor eax, eax: false; ret
+        "into Python",
+        # Its arguments are where they were.
+        b"\x48\xb8" + struct.pack("<Q", callback),  # mov rax, callback
+        b"\xff\xe0",                            # jmp rax
+    ]  # fmt: skip
+    return assembled(steps)

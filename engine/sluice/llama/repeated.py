@@ -61,11 +61,15 @@ class Input:
 class RepeatedGraph:
     """Make tensors, :meth:`build` once, then :meth:`compute`.
 
+    Args:
+        threads: that compute it, the calling one counted.
+
     Raises:
         SystemFault: no memory, or a build whose libraries are under other names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, threads: int = 1) -> None:
+        self._threads = threads
         self.base, self._cpu = ggml.base(), ggml.cpu()
         room = self.base.ggml_graph_overhead_custom(_N_NODES, False) + _TENSORS_BYTES
         self.context = self.base.ggml_init(ggml.InitParams(room, None, True))
@@ -96,7 +100,7 @@ class RepeatedGraph:
         """Everything that ``last`` needs is what :meth:`compute` computes."""
         self._graph = self.base.ggml_new_graph_custom(self.context, _N_NODES, False)
         self.base.ggml_build_forward_expand(self._graph, last)
-        self._plan = self._cpu.ggml_graph_plan(self._graph, 1, None)
+        self._plan = self._cpu.ggml_graph_plan(self._graph, self._threads, None)
         self._work = Buffer(max(self._plan.work_size, 1))
         self._plan.work_data = self._work.address
         self._call = ctypes.byref(self._plan)

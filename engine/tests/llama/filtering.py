@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from llama_cpp import llama_cpp as api
 
-from sluice.llama import node_filter
+from sluice.llama import machine_code
 from sluice.llama import tensor as node
 from sluice.llama.context import Context
 from sluice.llama.node_filter import NodeFilter
@@ -15,7 +15,7 @@ from sluice.llama.node_filter import NodeFilter
 MOE = b"ffn_moe_"
 IDS = [5, 6, 7, 8, 9, 10]
 Make = Callable[..., Context]
-runs_only = pytest.mark.skipif(not node_filter.runs_here(), reason="no machine code here")
+runs_only = pytest.mark.skipif(not machine_code.runs_here(), reason="no machine code here")
 
 
 def closed() -> NodeFilter:

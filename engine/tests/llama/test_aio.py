@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sluice.llama.aio import Aio, Submission
-from sluice.llama.node_filter import runs_here
+from sluice.llama.machine_code import runs_here
 
 PAGE = mmap.PAGESIZE
 N_PAGES = 64
