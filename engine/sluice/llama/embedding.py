@@ -1,4 +1,4 @@
-"""Tokens' embeddings under a layer's norm: what its router would take if nothing came before."""
+"""Rows under a layer's norm: tokens' embeddings, as if nothing came before, or a graph's own."""
 
 from __future__ import annotations
 
@@ -43,6 +43,37 @@ class NormedEmbedding:
         self._graphs.close()
 
 
+class NormedRow:
+    """``rms_norm(row) * norm``.
+
+    Args:
+        norm: address of a norm's weight, float32[n_embd].
+        epsilon: of the norm.
+    """
+
+    def __init__(self, norm: int, epsilon: float) -> None:
+        self._graph = _RowGraph(norm, epsilon)
+
+    def row(self, row: tensor.Matrix) -> tensor.Rows:
+        """float32[1, n_embd] of float32[1, n_embd], until the next call."""
+        graph = self._graph
+        graph.row.take(row)
+        graph.compute()
+        return tensor.Rows(graph.out.address, 1, graph.n_embd)
+
+    def close(self) -> None:
+        """Free what it computes with."""
+        self._graph.close()
+
+
+class _RowGraph(RepeatedGraph):
+    def __init__(self, norm: int, epsilon: float) -> None:
+        super().__init__()
+        self.n_embd = tensor.shape(norm)[0]
+        self.row, self.out = self.input(self.n_embd, 1), Buffer(4 * self.n_embd)
+        _build_norm(self, self.row.tensor, norm, epsilon, self.out)
+
+
 class _Graph(RepeatedGraph):
     def __init__(self, table: int, norm: int, epsilon: float, n: int) -> None:
         super().__init__()
@@ -50,7 +81,12 @@ class _Graph(RepeatedGraph):
         self.tokens, self.out = Buffer(4 * n), Buffer(4 * n * n_embd)
         rows = self.tensor(tensor.type_number(table), n_embd, n_vocab, tensor.data(table))
         ids = self.tensor(ggml.I32, n, 1, self.tokens.address)
-        weight = self.tensor(ggml.F32, n_embd, 1, tensor.data(norm))
         taken = self.node(self.base.ggml_get_rows, rows, ids, into=Buffer(4 * n * n_embd))
-        normed = self.node(self.base.ggml_rms_norm, taken, epsilon, into=Buffer(4 * n * n_embd))
-        self.build(self.node(self.base.ggml_mul, normed, weight, into=self.out))
+        _build_norm(self, taken, norm, epsilon, self.out)
+
+
+def _build_norm(graph: RepeatedGraph, rows: int, norm: int, epsilon: float, out: Buffer) -> None:
+    """Build ``graph`` to compute the norm of ``rows``."""
+    weight = graph.tensor(ggml.F32, tensor.shape(norm)[0], 1, tensor.data(norm))
+    normed = graph.node(graph.base.ggml_rms_norm, rows, epsilon, into=Buffer(len(out.raw)))
+    graph.build(graph.node(graph.base.ggml_mul, normed, weight, into=out))

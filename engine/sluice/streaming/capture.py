@@ -62,13 +62,30 @@ class Router:
 
     ``lives`` says that the input is still there when the choice is made: the experts' matmuls
     take it, too. ``norm`` is the address of the weight of the norm that the input comes from, 0
-    where it is not of the usual kind.
+    where it is not of the usual kind; ``nearer`` is ``None`` there.
     """
 
     weight: int
     input_name: str
     norm: int = 0
     lives: bool = False
+    nearer: Nearer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Nearer:
+    """How a router's input comes about: the norm of what the layer before gave, and attention.
+
+    Attention begins after the ``n_matmuls``-th ``MUL_MAT`` from the choice of the layer before on.
+    What that layer gave is then there: source ``index`` of the sum that the norm takes.
+    """
+
+    n_matmuls: int
+    index: int
+
+    def residual(self, logits: int) -> int:
+        """The node that the layer before gave, from a router's own node."""
+        return node.source(_sum(node.source(logits, 1)), self.index)
 
 
 @dataclass(slots=True)
@@ -92,6 +109,10 @@ class Capture:
     matmul: int = -1
     _takers: dict[int, str] = field(default_factory=dict)
     _last: str = ""
+    # How many MUL_MATs came before each node, and before the last choice.
+    _before: dict[int, int] = field(default_factory=dict)
+    _n_matmuls: int = 0
+    _n_at_choice: int | None = None
 
     def see(self, address: int) -> None:
         """One node of the graph."""
@@ -109,7 +130,16 @@ class Capture:
                     self.others.add(weight)
         layer = logits_layer(name)
         if layer is not None and len(sources) > 1:
-            self.routers[layer] = Router(sources[0], node.name(sources[1]), _norm(sources[1]))
+            self.routers[layer] = Router(
+                sources[0],
+                node.name(sources[1]),
+                _norm(sources[1]),
+                nearer=self._nearer(sources[1]),
+            )
+        if router_layer(name) is not None:
+            self._n_at_choice = self._n_matmuls
+        self._before[address] = self._n_matmuls
+        self._n_matmuls += node.op(address) == "MUL_MAT"
         if name.startswith(MOE.decode()):
             self._last = name
 
@@ -152,6 +182,24 @@ class Capture:
         router = self.routers.get(expert.layer)
         if router is not None and len(sources) > 1:
             router.lives = router.lives or node.name(sources[1]).startswith(router.input_name)
+
+    def _nearer(self, taken: int) -> Nearer | None:
+        """See :class:`Nearer`; ``taken`` is the router's input."""
+        added = _sum(taken) if _norm(taken) else 0
+        if not added or self._n_at_choice is None:
+            return None
+        n_before = [self._before.get(source, -1) for source in node.sources(added)]
+        n_first = min(n_before)
+        # The other is what attention gave: of something that is multiplied after the first.
+        if not self._n_at_choice <= n_first < max(n_before):
+            return None
+        return Nearer(n_first - self._n_at_choice, n_before.index(n_first))
+
+
+def _sum(normed: int) -> int:
+    """What ``rms_norm(a + b) * weight`` adds; 0 where the norm is of something else."""
+    added = node.source(node.source(normed, 0), 0)
+    return added if added and node.op(added) == "ADD" else 0
 
 
 def _norm(address: int) -> int:

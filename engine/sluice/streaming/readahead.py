@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +14,8 @@ from sluice.config import Config
 from sluice.errors import RequestError
 from sluice.gguf.header import Header
 from sluice.llama import tensor as node
-from sluice.llama.embedding import NormedEmbedding
+from sluice.llama.aside import Matmul, aside
+from sluice.llama.embedding import NormedEmbedding, NormedRow
 from sluice.streaming.ahead import ROWS_MAX, Predictor, Routed
 from sluice.streaming.cache import Entry, ExpertCache
 from sluice.streaming.capture import ROUTER, Capture
@@ -23,6 +26,7 @@ from sluice.streaming.router import CORRECTIONS, RouterCopy, Selection
 from sluice.telemetry.metrics import Metrics, ReadCounter
 
 F32 = npt.NDArray[np.float32]
+Work = Callable[[], None]
 
 
 class ReadAhead:
@@ -69,6 +73,13 @@ class ReadAhead:
         self._router_input = 0  # address of the node that the router about to run takes
         self._kept_input: node.Matrix | None = None
         self._unused: dict[int, list[Entry]] = {}  # by layer
+        # Without another thread nothing is done beside anything, and what counts or waits is not
+        # for later.
+        is_at_once = config.threads < 2 or config.predict_log or config.prefetch_sync
+        self._aside = None if is_at_once else aside()
+        self._owed: Work | None = None  # of what was left for later: this has to be done
+        self._again = self._second_looks(header)
+        self._residuals: dict[int, int] = {}  # by layer, what it takes: the node's address
 
     def begin(self, metrics: Metrics) -> None:
         """A new sequence begins; predictions are counted in its ``metrics``."""
@@ -84,19 +95,20 @@ class ReadAhead:
         passes_by: Callable[[int], bool],
     ) -> None:
         """A pass over ``tokens`` is about to start: predict its first layer by what they are."""
+        self.catch_up()
         self._kept_input = None
+        self._residuals.clear()
         if self._embedding is None or not 0 < len(tokens) <= ROWS_MAX:
             return
         if len(tokens) == 1 and passes_by(self.first):
             return
-        first = self.first
-        self._predictor.early(first, self._embedding.rows(tokens), self._top_k)
-        if self._config.predict_prefetch:
-            named = self._predictor.by_early_router(first)
-            self._read(first, named, self._config.predict_spec_max, number, counter)
+        self._do(partial(self._start, tokens, number, counter), "MUL_MAT", now=len(tokens) > 1)
 
     def close(self) -> None:
         """Free what the predictors compute with."""
+        self.forget()
+        for normed in self._again.values():
+            normed.close()
         self._predictor.close()
         if self._embedding is not None:
             self._embedding.close()
@@ -116,11 +128,15 @@ class ReadAhead:
             return False
         self._router_input = node.source(address, 1)
         router = self._capture.routers.get(layer)
-        return router is not None and not router.lives
+        if router is None:
+            return False
+        if layer in self._again and router.nearer is not None:
+            self._residuals[layer] = router.nearer.residual(address)
+        return not router.lives
 
     def keep_input(self) -> None:
         """The router's node is computed: copy its input."""
-        inputs = self._inputs()
+        inputs = _inputs(self._router_input)
         self._kept_input = inputs.copy() if isinstance(inputs, node.Rows) else inputs
 
     def passed(self, layer: int) -> None:
@@ -128,7 +144,9 @@ class ReadAhead:
         for entry in self._unused.pop(layer, ()):
             entry.is_ahead = False
 
-    def look(self, layer: int, selected: Routed, number: int, counter: ReadCounter) -> None:
+    def look(
+        self, layer: int, selected: Routed, number: int, counter: ReadCounter, *, now: bool
+    ) -> None:
         """``layer`` has routed: predict, and read ahead.
 
         Args:
@@ -136,28 +154,90 @@ class ReadAhead:
             selected: the experts of each row.
             number: of this pass; what it needs is not evicted.
             counter: charged.
+            now: the layer waits anyhow. Else this may be done beside its first matmul.
         """
+        kept, self._kept_input = self._kept_input, None
+        # The next router's node is announced before this is done, where that is later.
+        look = partial(self._look, layer, selected, kept, self._router_input, number, counter)
+        self._do(look, "MUL_MAT_ID", now=now or len(selected) > 1, is_owed=True)
+
+    def catch_up(self) -> None:
+        """Do what was left for later and has to be done.
+
+        Raises:
+            BaseException: whatever was raised by what was done meanwhile.
+        """
+        owed, self._owed = self._owed, None
+        work = None if self._aside is None else self._aside.take_back()
+        if work is not None and work is owed:
+            work()
+
+    def forget(self) -> None:
+        """After an error: nothing is on its way any more."""
+        self._owed = None
+        with contextlib.suppress(Exception):  # there is an error already
+            self.catch_up()
+        self._unused.clear()
+        self._kept_input = None
+
+    def _do(self, work: Work, matmul: Matmul, *, now: bool, is_owed: bool = False) -> None:
+        """Beside the next such matmul, or at once."""
+        if now or self._aside is None or not self._aside.give(work, matmul):
+            work()
+        elif is_owed:
+            self._owed = work
+
+    def _start(self, tokens: Sequence[int], number: int, counter: ReadCounter) -> None:
+        assert self._embedding is not None
+        self._predictor.early(self.first, self._embedding.rows(tokens), self._top_k)
+        self._read_named(self.first, self._top_k * len(tokens), number, counter)
+
+    def _look(
+        self,
+        layer: int,
+        selected: Routed,
+        kept: node.Matrix | None,
+        address: int,
+        number: int,
+        counter: ReadCounter,
+    ) -> None:
         inputs = None
         if self._runs_routers:
-            inputs, self._kept_input = self._kept_input, None
-            inputs = self._inputs() if inputs is None else inputs
+            inputs = _inputs(address) if kept is None else kept
             # A router that runs before attention has rows that the last layer then drops.
             if inputs is not None and len(inputs) != len(selected):
                 inputs = None
         self._predictor.saw(layer, selected, inputs)
-        config = self._config
         following = self._following.get(layer)
-        if config.predict_prefetch and following is not None:
-            named = self._predictor.by_early_router(following)
-            self._read(following, named, config.predict_spec_max, number, counter)
-        for target in self._next(layer, config.prefetch):
+        if following is not None and self._config.predict_prefetch:
+            looks_again = len(selected) == 1 and self._looks_again(following, number, counter)
+            n = self._top_k * len(selected)
+            self._read_named(following, n - n // 4 if looks_again else n, number, counter)
+        for target in self._next(layer, self._config.prefetch):
             named = self._predictor.by_previous_token(target)
             self._read(target, named, len(named), number, counter)
 
-    def forget(self) -> None:
-        """After an error: nothing is on its way any more."""
-        self._unused.clear()
-        self._kept_input = None
+    def _looks_again(self, layer: int, number: int, counter: ReadCounter) -> bool:
+        """Whether ``layer`` is looked at once more, before its attention."""
+        nearer = self._capture.routers[layer].nearer if layer in self._again else None
+        if nearer is None or self._aside is None:
+            return False
+        look = partial(self._look_again, layer, number, counter)
+        return self._aside.give(look, "MUL_MAT", after=nearer.n_matmuls)
+
+    def _look_again(self, layer: int, number: int, counter: ReadCounter) -> None:
+        residual = self._residuals.pop(layer, 0)
+        inputs = _inputs(residual)  # none where the layer is passed by
+        if inputs is not None and len(inputs) == 1:
+            self._predictor.early(layer, self._again[layer].row(inputs), self._top_k)
+            self._read_named(layer, self._top_k, number, counter)
+
+    def _read_named(self, layer: int, n: int, number: int, counter: ReadCounter) -> None:
+        """Read ahead what is not there of the ``n`` likeliest that the early router named."""
+        if self._config.predict_prefetch:
+            most = self._config.predict_spec_max - len(self._unused.get(layer, ()))
+            named = self._predictor.by_early_router(layer)[:n]
+            self._read(layer, named, max(most, 0), number, counter)
 
     def _next(self, layer: int, n: int) -> list[int]:
         """The ``n`` layers after ``layer`` that route, or as many as there are."""
@@ -193,23 +273,24 @@ class ReadAhead:
         if self._config.prefetch_sync:
             counter.stall_s += self._lanes.wait(jobs)
 
-    def _inputs(self) -> node.Matrix | None:
-        """float32[rows, n_embd] that the router takes; ``None`` where the pass has no row for it.
-
-        A last layer computes only the rows whose outputs are asked for: none of most of a prompt.
-        """
-        if not self._router_input:  # no router was announced
-            return None
-        return node.rows(self._router_input, most=ROWS_MAX)
-
     def _embedded(self, header: Header) -> NormedEmbedding | None:
         """The first layer's input as far as a token alone decides it; not after dense layers."""
         norm = self._capture.routers[self.first].norm
         tables = self._capture.found.get("token_embd.weight")
         if self.first != 0 or not norm or not tables:
             return None
-        epsilon = header.real("attention.layer_norm_rms_epsilon", 1e-6)
-        return NormedEmbedding(next(iter(tables)), norm, epsilon)
+        return NormedEmbedding(next(iter(tables)), norm, _epsilon(header))
+
+    def _second_looks(self, header: Header) -> dict[int, NormedRow]:
+        """By layer, what makes its router's input of what the layer before gave."""
+        if self._aside is None or not self._config.predict_prefetch:
+            return {}
+        routers = self._capture.routers
+        return {
+            layer: NormedRow(routers[layer].norm, _epsilon(header))
+            for layer in self._following.values()
+            if layer in routers and routers[layer].nearer is not None
+        }
 
     def _routers(self, header: Header, layout: ExpertLayout) -> dict[int, RouterCopy]:
         selection = Selection.of(header)
@@ -244,3 +325,17 @@ class ReadAhead:
         addresses = self._capture.found.get(name)
         values = node.values(next(iter(addresses))) if addresses else None
         return None if values is None else np.asarray(values, np.float32).ravel()
+
+
+def _inputs(address: int) -> node.Matrix | None:
+    """float32[rows, n_embd] of a node; ``None`` where the pass has no row for it.
+
+    A last layer computes only the rows whose outputs are asked for: none of most of a prompt.
+    """
+    if not address:  # no router was announced
+        return None
+    return node.rows(address, most=ROWS_MAX)
+
+
+def _epsilon(header: Header) -> float:
+    return header.real("attention.layer_norm_rms_epsilon", 1e-6)

@@ -342,6 +342,8 @@ class Streamer:
         if experts[0] < 0 or experts[-1] >= tensors[0].n_expert:
             raise SystemFault(f"layer {layer} routed to expert {experts[-1]} (or {experts[0]})")
         self._number += 1
+        if self._ahead is not None:
+            self._ahead.catch_up()
         self.lanes.reap()
         self._demand.meet(layer, experts, self._number, counter)
         # All this while the lanes read what this layer waits for.
@@ -349,7 +351,8 @@ class Streamer:
         if self._standin is not None and not is_whole:
             self._standin.place(layer, list(itertools.chain.from_iterable(routed)), len(routed[0]))
         if self._ahead is not None:
-            self._ahead.look(layer, selected, self._number, counter)
+            waits = bool(self._pending)
+            self._ahead.look(layer, selected, self._number, counter, now=waits)
         self._pending.wait(layer, self._capture.orders[layer], counter)
 
     def _rerouted(self, address: int) -> list[list[int]]:

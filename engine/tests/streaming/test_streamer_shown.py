@@ -9,7 +9,7 @@ import pytest
 
 from sluice.decoding.session import Session
 from sluice.errors import ReadFault
-from sluice.llama import node_filter
+from sluice.llama import machine_code, node_filter
 from sluice.llama import tensor as node
 from sluice.llama.context import EvalHook
 from sluice.seams import Nodes, Seams
@@ -30,7 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "head": SLOTS | {"mtp": True, "draft": 2, "predict_prefetch": True},
 }
 every_kind = pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
-runs_only = pytest.mark.skipif(not node_filter.runs_here(), reason="no machine code here")
+runs_only = pytest.mark.skipif(not machine_code.runs_here(), reason="no machine code here")
 
 
 @pytest.fixture
