@@ -93,6 +93,10 @@ class Seams:
         """Whether a layer computes from here on as if it were resident."""
         return is_whole
 
+    def computes_late(self, layer: int) -> bool:
+        """Whether experts that were read late are computed once they are there."""
+        return True
+
     def routing(self, selected: npt.NDArray[np.int32], flat: npt.NDArray[np.int32]) -> Any:
         """Routed experts of one layer, int32[rows, top_k].
 

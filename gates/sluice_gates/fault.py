@@ -135,6 +135,10 @@ class Probe(Seams):
         self.called.add("takes_for_whole")
         return is_whole
 
+    def computes_late(self, layer: int) -> bool:
+        self.called.add("computes_late")
+        return True
+
     def routing(self, selected: Rows, flat: Rows) -> Any:
         self.called.add("routing")
         return selected

@@ -25,8 +25,8 @@ GateFunction = Callable[["Bench"], str | None]
 ATTRIBUTE = "sluice_gate"
 
 FAMILIES = (
-    "identity", "speculation", "streaming", "sessions", "layouts", "drafts", "divergence",
-    "numerics", "refusals", "goldens",
+    "identity", "speculation", "streaming", "overlap", "sessions", "layouts", "drafts",
+    "divergence", "numerics", "refusals", "goldens",
 )  # fmt: skip
 """The order in which gates are run and listed: what others build on comes first."""
 

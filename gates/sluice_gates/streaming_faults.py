@@ -91,6 +91,18 @@ class OverlapWaitForgotten(Fault):
         return part != "down"
 
 
+class LateRowsForgotten(Fault):
+    """Experts that are computed after the others of their layer are left out."""
+
+    name = "late-rows-forgotten"
+
+    def acts_in(self, config: Config) -> bool:
+        return config.overlap
+
+    def computes_late(self, layer: int) -> bool:
+        return False
+
+
 class ReadHandedOverLost(Fault):
     """A read that the kernel was to perform is taken for done, and was never made."""
 

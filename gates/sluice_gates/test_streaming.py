@@ -19,7 +19,6 @@ from sluice_gates.streamed import (
     by_kernel,
     evicted,
     foretold,
-    handed_over,
     hits,
     need,
     overlapped_mib,
@@ -27,7 +26,6 @@ from sluice_gates.streamed import (
     used_ahead,
 )
 
-LANES = (1, 2, 4, 8)
 DRAFTS = (1, 3)
 LARGE_BUDGETS = 3
 """Budgets that a large model is run with, evenly spread."""
@@ -152,42 +150,6 @@ def test_eviction_in_every_layer(bench: Bench) -> str:
         runs.append(run)
     spread = " ".join(f"{layer}:{counts[layer]}" for layer in found.layers)
     return f"{measured(runs)}, evicted by layer {spread}"
-
-
-@gate(
-    level="logits",
-    claims="overlap changes no logit, on any number of lanes",
-    kills=(
-        "overlap-wait-forgotten",
-        "read-handed-over-lost",
-        "overlap-ignored",
-        "kernel-reads-ignored",
-        "cache-ignored",
-    ),
-    needs=("experts",),
-    once=True,
-)
-def test_overlap_lanes(bench: Bench) -> str:
-    """Reads that run on under the matmuls: 1, 2, 4 and 8 lanes, with a cache and without.
-
-    And with a cache whose reads the kernel is given, where this system lets it have them.
-
-    Kills overlap-wait-forgotten, read-handed-over-lost, overlap-ignored, kernel-reads-ignored and
-    cache-ignored.
-    """
-    prompt, found = bench.general[0], budgets(bench)
-    cached: dict[str, Any] = {"cache_mb": found.smallest_mb}
-    ways = [{**cache, "io_threads": n} for cache in ({}, cached) for n in LANES]
-    ways = [{**way, "kernel_reads": False} for way in ways] + [cached]
-    runs = []
-    for way in ways:
-        run = streamed(bench, prompt, overlap=True, **way)
-        if "cache_mb" in way:
-            need(evicted(run), f"nothing evicted from a cache of {found.smallest_mb} MiB")
-        if not way.get("kernel_reads", True) and handed_over(run):
-            raise GateFailure(f"the kernel was given {handed_over(run)} reads of lanes")
-        runs.append(run)
-    return f"{measured(runs)}, {overlapped_mib(runs):.0f} MiB overlapped, {by_kernel(runs[-1:])}"
 
 
 @gate(

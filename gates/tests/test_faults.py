@@ -26,6 +26,7 @@ REQUIRED = {
     "second-shard-on-first",
     "shared-page-dropped",
     "overlap-wait-forgotten",
+    "late-rows-forgotten",
     "read-handed-over-lost",
     "layer-whole-early",
 }
@@ -65,6 +66,7 @@ def test_the_probe_sees_every_hook_and_changes_nothing() -> None:
         "spares_in_flight": (),
         "spares_shared_page": (),
         "takes_for_whole": (1, True),
+        "computes_late": (1,),
         "routing": (rows, rows + 1),
         "accepted": (1, 3),
         "rolls_back": (2,),

@@ -21,7 +21,7 @@ from sluice_gates.matrix import Healthy, Matrix, kill_matrix
 from sluice_gates.models import MASTER_TYPE, open_model
 from sluice_gates.prompts import prompt_set
 
-STREAMING = ("streaming", "sessions", "layouts")
+STREAMING = ("streaming", "overlap", "sessions", "layouts")
 FAMILIES = ("identity", "speculation", *STREAMING, "drafts", "divergence")
 N_TOKENS = 64
 N_STREAMED = 32

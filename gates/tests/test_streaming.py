@@ -29,7 +29,9 @@ MIB = 1 << 20
 WHOLE = 7
 """MiB that all experts of the bundled model take; 9 with its head's."""
 
-GATES = {g.name: g for g in all_gates() if g.family in ("streaming", "sessions", "layouts")}
+GATES = {
+    g.name: g for g in all_gates() if g.family in ("streaming", "overlap", "sessions", "layouts")
+}
 BenchOf = Callable[..., Bench]
 
 
@@ -70,6 +72,7 @@ def obedient(config: Config, run: Run, n_hits: int) -> Run:
         n_ahead_awaited=int(is_ahead and not config.prefetch_sync),
         overlapped_bytes=MIB if config.overlap else 0,
         n_kernel_reads=5 if by_kernel else 0,
+        n_late=int(config.overlap and is_cached),
     )
     n_head = int(config.mtp and not config.cache_fill)
     metrics = Metrics(decode=counter, head=ReadCounter(n_misses=n_head))
@@ -87,6 +90,7 @@ def obedient(config: Config, run: Run, n_hits: int) -> Run:
         cache_bytes=budget // 2,
         is_direct=config.odirect,
         kernel_reads=by_kernel,
+        late=config.overlap and is_cached,
     )
     return dataclasses.replace(run, metrics=metrics, held=held)
 
@@ -179,6 +183,7 @@ def test_runs_are_as_long_as_the_bench_says(gate: Gate, bench_of: BenchOf) -> No
         ("eviction-in-every-layer", caching(evicted_by_layer={0: 1, 1: 1, 3: 1}),
          "no evidence: nothing of layer 2 evicted"),
         ("overlap-lanes", counting(overlapped_bytes=0), "no evidence: nothing overlapped"),
+        ("late-experts", counting(n_late=0), "no evidence: no expert was computed late"),
         ("overlap-lanes", counting(n_kernel_reads=1), "the kernel was given 1 reads of lanes"),
         ("overlap-lanes", counting(n_kernel_reads=0), "no evidence: no read was handed over"),
         ("overlap-lanes", caching(evicted_by_layer={}), "no evidence: nothing evicted from a ca"),

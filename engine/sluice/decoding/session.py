@@ -198,6 +198,7 @@ class Session:
                 reader=reader,
                 seams=self._seams,
                 progress=self._progress,
+                is_looked_at=bool(self._nodes),
             )
             self._closing.callback(self._streamer.close)
         self._target = self._context(

@@ -18,8 +18,8 @@ import functools
 import mmap
 import struct
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sluice.llama import ggml, libc, library
@@ -57,21 +57,17 @@ class _State(ctypes.Structure):
 
 
 class Aside:
-    """Does one thing at a time: of this process, whichever thread gave it.
+    """Does one thing at a time, of one owner. Get it by :func:`aside`."""
 
-    Get it by :func:`aside`.
-    """
-
-    def __init__(self, barrier: _Barrier, sites: Mapping[Matmul, int]) -> None:
-        self._state = barrier.state
-        self._sites = sites
-        # By thread: one may be about to begin when another gives.
-        self._work: dict[int, Callable[[], None]] = {}
-        self._raised: dict[int, BaseException] = {}
-        barrier.call = self._begin
+    def __init__(self, barrier: _Barrier) -> None:
+        self._barrier = barrier
+        self._work: Callable[[], None] | None = None
+        self._raised: BaseException | None = None
 
     def give(self, work: Callable[[], None], matmul: Matmul, *, after: int = 0) -> bool:
         """Do ``work`` on this thread in the next such matmul of more than one thread.
+
+        It takes the place of what this thread gave before and has not begun, whoever its owner is.
 
         Args:
             work: is called once, unless :meth:`take_back` comes before; may give more.
@@ -81,53 +77,72 @@ class Aside:
         Returns:
             False where another thread's is still to be done: ``work`` is the caller's, then.
         """
-        state, thread = self._state, threading.get_ident()
+        barrier, thread = self._barrier, threading.get_ident()
+        state = barrier.state
         if state.is_given and state.thread != thread:
             return False
         state.is_given = 0  # while the rest is written
-        self._work[thread] = work
-        state.thread, state.site, state.after = thread, self._sites[matmul], after
+        self._work = work
+        barrier.given[thread] = self
+        state.thread, state.site, state.after = thread, barrier.sites[matmul], after
         state.is_given = 1
         return True
 
     def take_back(self) -> Callable[[], None] | None:
-        """What this thread gave and has not begun, if anything: it will not begin any more.
+        """What was given and has not begun, if anything: it will not begin any more.
 
         Raises:
             BaseException: what the last that did begin has raised.
         """
-        thread = threading.get_ident()
-        work = self._work.pop(thread, None)
-        if work is not None:
-            self._state.is_given = 0
-        raised = self._raised.pop(thread, None)
+        raised, work = self._raised, self._work
+        self.drop()
         if raised is not None:
             raise raised
         return work
 
-    def _begin(self) -> None:
-        thread = threading.get_ident()
-        work = self._work.pop(thread, None)
+    def drop(self) -> None:
+        """As :meth:`take_back`, and forget what it would return or raise."""
+        self._raised = self._work = None
+        barrier, thread = self._barrier, threading.get_ident()
+        if barrier.given.get(thread) is self:
+            del barrier.given[thread]
+            barrier.state.is_given = 0
+
+    def begin(self) -> None:
+        """Its turn has come. Raises nothing: ggml calls this."""
+        work, self._work = self._work, None
         try:
             if work is not None:
                 work()
-        except BaseException as err:  # ggml calls this: whoever takes back raises it
-            self._raised[thread] = err
+        except BaseException as err:  # whoever takes back raises it
+            self._raised = err
 
 
 @dataclass(slots=True)
 class _Barrier:
-    """What stands in the slot; for good, for a thread may be in it at any time."""
+    """What stands in the slot, and whose work is to be done, by thread."""
 
     state: _State
-    page: mmap.mmap
-    call: Callable[[], None]
+    page: mmap.mmap | None = None
     callback: object = None
+    sites: dict[Matmul, int] = field(default_factory=dict)
+    given: dict[int, Aside] = field(default_factory=dict)
+
+    def call(self) -> None:
+        """A thread's turn has come."""
+        owner = self.given.pop(threading.get_ident(), None)
+        if owner is not None:
+            owner.begin()
+
+
+def aside() -> Aside | None:
+    """A new owner's; ``None`` where this build or this processor has no such barrier."""
+    barrier = _barrier()
+    return None if barrier is None else Aside(barrier)
 
 
 @functools.cache
-def aside() -> Aside | None:
-    """The process's; ``None`` where its build or its processor has no such barrier."""
+def _barrier() -> _Barrier | None:
     path = library.loaded("libggml-cpu") if runs_here() else None
     slot = find_slot(path, "GOMP_barrier") if path is not None else None
     if slot is None:
@@ -137,31 +152,30 @@ def aside() -> Aside | None:
     if barrier is None:
         return None
     others = _barriers_of("MUL", barrier.state)
-    sites: dict[Matmul, int] = {}
     matmuls: tuple[Matmul, ...] = ("MUL_MAT", "MUL_MAT_ID")
     for matmul in matmuls:
         own = _barriers_of(matmul, barrier.state) - others
         if len(own) != 1:
             return None
-        sites[matmul] = own.pop()
-    return Aside(barrier, sites)
+        barrier.sites[matmul] = own.pop()
+    return barrier
 
 
 def _installed(slot: ctypes.c_uint64) -> _Barrier | None:
-    state = _State()
-    barrier = _Barrier(state, mmap.mmap(-1, mmap.PAGESIZE), lambda: None)
-    callback = ctypes.CFUNCTYPE(None)(lambda: barrier.call())
+    barrier = _Barrier(_State())
+    callback = ctypes.CFUNCTYPE(None)(barrier.call)
     target = ctypes.c_uint64.from_buffer(callback).value
-    page = executable(_machine_code(ctypes.addressof(state), slot.value, target))
+    page = executable(_machine_code(ctypes.addressof(barrier.state), slot.value, target))
     if page is None:
         return None
     barrier.page, barrier.callback = page, callback
-    _installed_for_good.append(barrier)
+    _kept.append(barrier)
     slot.value = libc.address_of(page)
     return barrier
 
 
-_installed_for_good: list[_Barrier] = []
+_kept: list[_Barrier] = []
+"""For good: a thread may be in it at any time."""
 
 
 def _barriers_of(operation: Operation, state: _State) -> set[int]:

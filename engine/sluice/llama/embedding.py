@@ -52,18 +52,18 @@ class NormedRow:
     """
 
     def __init__(self, norm: int, epsilon: float) -> None:
-        self._graph = _RowGraph(norm, epsilon)
+        self._graphs = Graphs(partial(_RowGraph, norm, epsilon))
 
     def row(self, row: tensor.Matrix) -> tensor.Rows:
         """float32[1, n_embd] of float32[1, n_embd], until the next call."""
-        graph = self._graph
+        graph = self._graphs.of()
         graph.row.take(row)
         graph.compute()
         return tensor.Rows(graph.out.address, 1, graph.n_embd)
 
     def close(self) -> None:
         """Free what it computes with."""
-        self._graph.close()
+        self._graphs.close()
 
 
 class _RowGraph(RepeatedGraph):

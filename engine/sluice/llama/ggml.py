@@ -66,6 +66,7 @@ def base() -> ctypes.CDLL:
         (lib.ggml_get_rows, pointer, [pointer, pointer, pointer]),
         (lib.ggml_rms_norm, pointer, [pointer, pointer, real]),
         (lib.ggml_mul, pointer, [pointer, pointer, pointer]),
+        (lib.ggml_glu_split, pointer, [pointer, pointer, pointer, integer]),
         (lib.ggml_new_graph, pointer, [pointer]),
         (lib.ggml_new_graph_custom, pointer, [pointer, ctypes.c_size_t, ctypes.c_bool]),
         (lib.ggml_graph_overhead_custom, ctypes.c_size_t, [ctypes.c_size_t, ctypes.c_bool]),

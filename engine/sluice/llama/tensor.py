@@ -24,6 +24,7 @@ _TYPE = 0  # int32, a ggml_type
 _NE = 16  # int64[4] elements a dimension, after type (int32) and buffer (pointer)
 _NB = 48  # size_t[4] strides in bytes
 OP = 80  # int32, a ggml_op
+_PARAMETERS = 84  # int32[16] of the operation
 _SRC = 152  # ggml_tensor *[10]
 _VIEW_SRC = 232
 _DATA = 248
@@ -36,6 +37,7 @@ _N_SRC = 10  # GGML_MAX_SRC
 _POINTER = struct.Struct("=Q")
 _FOUR = struct.Struct("=4q")
 _EXPERTS = struct.Struct("=6q")
+_PLAIN_GLUS = (0, 1, 2, 4, 5)  # GGML_GLU_OP_* but SWIGLU_OAI, which takes two numbers more
 _DTYPES = {
     ggml.F32: "<f4",
     ggml.F16: "<f2",
@@ -195,6 +197,17 @@ def op_number(address: int) -> int:
     return _number(address, OP)
 
 
+def glu(address: int) -> int | None:
+    """The ``ggml_glu_op`` of a node that gates one source by another; ``None`` for other nodes.
+
+    Of the operations that nothing but their sources decides.
+    """
+    if ggml.base().ggml_op_name(op_number(address)) != b"GLU" or len(sources(address)) != 2:
+        return None
+    kind, is_swapped = struct.unpack("=2i", ctypes.string_at(address + _PARAMETERS, 8))
+    return kind if not is_swapped and kind in _PLAIN_GLUS else None
+
+
 def values(address: int) -> npt.NDArray[np.generic] | None:
     """The tensor's elements, outermost dimension first: a writable view, valid in the hook.
 
@@ -252,6 +265,11 @@ def rows(address: int, *, most: int) -> Matrix | None:
     return Rows(data(address), n, ne[0])
 
 
+def first_row(address: int) -> bytes:
+    """The first row of a node of float32, a copy."""
+    return ctypes.string_at(data(address), 4 * shape(address)[0])
+
+
 def _sources(address: int) -> list[int]:
     raw = ctypes.string_at(address + _SRC, 8 * _N_SRC)
     return [a for (a,) in _POINTER.iter_unpack(raw)]
@@ -303,7 +321,7 @@ def check_layout() -> None:
         SystemFault: a field is elsewhere; nothing may read or write tensors then.
     """
     lib = ggml.base()
-    (address, inputs, ids, product, view), free = _sample_tensors(lib)
+    (address, inputs, ids, product, view, gated), free = _sample_tensors(lib)
     try:
         element, total = lib.ggml_element_size(address), lib.ggml_nbytes(address)
         expected = (element, 5 * element, 35 * element, 105 * element)
@@ -319,6 +337,8 @@ def check_layout() -> None:
             and all(0 <= op_number(a) < _N_OPS_CHECKED for a in (product, view))
             and lib.ggml_op_name(op_number(product)) == b"MUL_MAT_ID"
             and lib.ggml_op_name(op_number(view)) == b"VIEW"
+            and glu(gated) == _PLAIN_GLUS[2]
+            and glu(product) is None
             and lib.ggml_tensor_overhead() == _STRUCT_BYTES + _OBJECT_BYTES
         )
         rebind(address, 0x5A5A5A5A5A50)
@@ -333,7 +353,7 @@ def check_layout() -> None:
 
 
 def _sample_tensors(lib: ctypes.CDLL) -> tuple[tuple[int, ...], Callable[[], object]]:
-    """A named tensor, what routes rows to it, that product, a view of it; and what frees them."""
+    """A named tensor, what routes rows to it, that product, a view, a gate; and what frees them."""
     context = lib.ggml_init(ggml.InitParams(1 << 16, None, True))
     first, rows, ids = (
         int(lib.ggml_new_tensor_3d(context, ggml.I32, *shape))
@@ -342,4 +362,5 @@ def _sample_tensors(lib: ctypes.CDLL) -> tuple[tuple[int, ...], Callable[[], obj
     lib.ggml_set_name(first, b"sluice.layout")
     routed = int(lib.ggml_mul_mat_id(context, first, rows, ids))
     view = int(lib.ggml_view_1d(context, first, 5, 0))
-    return (first, rows, ids, routed, view), lambda: lib.ggml_free(context)
+    gated = int(lib.ggml_glu_split(context, routed, routed, _PLAIN_GLUS[2]))
+    return (first, rows, ids, routed, view, gated), lambda: lib.ggml_free(context)

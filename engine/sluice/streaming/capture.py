@@ -88,6 +88,19 @@ class Nearer:
         return node.source(_sum(node.source(logits, 1)), self.index)
 
 
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A layer's experts where they are ``down(glu(gate(x), up(x)))``, ``x`` being the router's.
+
+    ``parts`` are gate, up and down, ``glu`` is a ``ggml_glu_op``, ``last`` the name of the node
+    that multiplies by down.
+    """
+
+    parts: tuple[str, str, str]
+    glu: int
+    last: str
+
+
 @dataclass(slots=True)
 class Capture:
     """Fill it by :meth:`see` with every node of a graph, in order.
@@ -97,6 +110,7 @@ class Capture:
     the next matmul takes. ``orders`` are each layer's parts as their matmuls come, ``routers`` its
     router where that is of the usual kind. ``others`` are experts' weights that are not taken by
     one matmul over experts alone, by the router's ids. ``matmul`` is the number of that operation.
+    ``chains`` are the layers' whose experts are of the usual kind.
     """
 
     experts: Mapping[str, ExpertTensor]
@@ -107,12 +121,15 @@ class Capture:
     routers: dict[int, Router] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
     matmul: int = -1
+    chains: dict[int, Chain] = field(default_factory=dict)
     _takers: dict[int, str] = field(default_factory=dict)
     _last: str = ""
     # How many MUL_MATs came before each node, and before the last choice.
     _before: dict[int, int] = field(default_factory=dict)
     _n_matmuls: int = 0
     _n_at_choice: int | None = None
+    _is_at_experts: bool = False  # no MUL_MAT came between the last choice and its experts
+    _normed: set[int] = field(default_factory=set)
 
     def see(self, address: int) -> None:
         """One node of the graph."""
@@ -128,6 +145,9 @@ class Capture:
                 self._part(expert, sources)
                 if not self._is_one_matmul(address, name, source, sources):
                     self.others.add(weight)
+                chain = self._chain(name, sources)
+                if chain is not None:
+                    self.chains[expert.layer] = chain
         layer = logits_layer(name)
         if layer is not None and len(sources) > 1:
             self.routers[layer] = Router(
@@ -137,7 +157,11 @@ class Capture:
                 nearer=self._nearer(sources[1]),
             )
         if router_layer(name) is not None:
-            self._n_at_choice = self._n_matmuls
+            self._n_at_choice, self._is_at_experts = self._n_matmuls, False
+        if node.op(address) == MATMUL and self._n_matmuls == self._n_at_choice:
+            self._is_at_experts = True
+        if node.op(address) == "RMS_NORM":
+            self._normed.add(sources[0])
         self._before[address] = self._n_matmuls
         self._n_matmuls += node.op(address) == "MUL_MAT"
         if name.startswith(MOE.decode()):
@@ -183,17 +207,42 @@ class Capture:
         if router is not None and len(sources) > 1:
             router.lives = router.lives or node.name(sources[1]).startswith(router.input_name)
 
+    def _chain(self, name: str, sources: list[int]) -> Chain | None:
+        """See :class:`Chain`; of the node ``name``."""
+        glu = node.glu(sources[1]) if len(sources) == 3 else None
+        if glu is None:
+            return None
+        nodes = node.sources(sources[1])
+        weights, inputs, ids = ([node.source(n, i) for n in nodes] for i in range(3))
+        weights.append(sources[0])
+        experts = [self.experts.get(node.name(weight)) for weight in weights if weight]
+        parts = [expert.part for expert in experts if expert is not None]
+        is_usual = (
+            len(parts) == len(set(parts)) == 3
+            and all(node.op(n) == MATMUL for n in nodes)
+            and len({expert.layer for expert in experts if expert is not None}) == 1
+            and inputs[0] == inputs[1]
+            and ids == [sources[2]] * 2
+        )
+        router = self.routers.get(experts[0].layer) if is_usual and experts[0] is not None else None
+        if router is None or not router.lives:
+            return None
+        gate, up, down = parts
+        return Chain((gate, up, down), glu, name)
+
     def _nearer(self, taken: int) -> Nearer | None:
         """See :class:`Nearer`; ``taken`` is the router's input."""
         added = _sum(taken) if _norm(taken) else 0
-        if not added or self._n_at_choice is None:
+        if not added or self._n_at_choice is None or not self._is_at_experts:
             return None
-        n_before = [self._before.get(source, -1) for source in node.sources(added)]
+        terms = node.sources(added)
+        n_before = [self._before.get(term, -1) for term in terms]
         n_first = min(n_before)
-        # The other is what attention gave: of something that is multiplied after the first.
-        if not self._n_at_choice <= n_first < max(n_before):
+        index = n_before.index(n_first)
+        # The other is what attention gave: of the norm of the first, and multiplied since.
+        if not self._n_at_choice <= n_first < max(n_before) or terms[index] not in self._normed:
             return None
-        return Nearer(n_first - self._n_at_choice, n_before.index(n_first))
+        return Nearer(n_first - self._n_at_choice, index)
 
 
 def _sum(normed: int) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from sluice.seams import Seams
 from sluice.streaming.arena import Arena
 from sluice.streaming.cache import ExpertCache
 from sluice.streaming.lanes import Job
+from sluice.streaming.late import LateExperts
 from sluice.streaming.layout import ExpertLayout, ExpertTensor
 from sluice.streaming.pending import Pending
 from sluice.streaming.readahead import ReadAhead
@@ -78,12 +79,18 @@ class UncachedDemand:
         self._load_all = load_all
         self._poison = poison
 
-    def meet(self, layer: int, experts: Sequence[int], number: int, counter: ReadCounter) -> None:
-        """Begin to read ``experts``, which pass ``number`` through ``layer`` routes to.
+    def meet(
+        self, layer: int, experts: Sequence[int], number: int, counter: ReadCounter, *, rows: int
+    ) -> Set[int]:
+        """Begin to read ``experts``, which ``rows`` of pass ``number`` through ``layer`` route to.
+
+        Returns:
+            Those that are computed after the others; the layer does not wait for them.
 
         Raises:
             ReadFault: a file is no longer the one that was opened.
         """
+        del rows  # all are waited for
         tensors = self._reads.layout.layers[layer]
         if self._poison:
             for tensor in tensors:
@@ -94,6 +101,7 @@ class UncachedDemand:
             self._reads.pending.add(tensor.part, self._jobs_of(tensor, experts))
         counter.n_misses += len(experts)
         self._reads.submit(layer, experts, number, counter)
+        return frozenset()
 
     def _jobs_of(self, tensor: ExpertTensor, experts: Sequence[int]) -> list[Job]:
         if self._load_all:  # in longer reads than slices
@@ -109,18 +117,27 @@ class CachedDemand:
         reads: takes the reads.
         cache: where the experts are.
         ahead: what reads ahead; told of each layer that has been met.
+        late: what computes later what is read later, where there is such a thing.
         seams: see :mod:`sluice.seams`.
     """
 
     def __init__(
-        self, reads: LayerReads, cache: ExpertCache, ahead: ReadAhead | None, seams: Seams
+        self,
+        reads: LayerReads,
+        cache: ExpertCache,
+        ahead: ReadAhead | None,
+        seams: Seams,
+        late: LateExperts | None = None,
     ) -> None:
         self._reads = reads
         self._cache = cache
         self._ahead = ahead
+        self._late = late
         self._waits_for = seams.waits_for_ahead
 
-    def meet(self, layer: int, experts: Sequence[int], number: int, counter: ReadCounter) -> None:
+    def meet(
+        self, layer: int, experts: Sequence[int], number: int, counter: ReadCounter, *, rows: int
+    ) -> Set[int]:
         """See :meth:`UncachedDemand.meet`."""
         cache, reads = self._cache, self._reads
         found = cache.request(layer, experts, number)
@@ -135,11 +152,18 @@ class CachedDemand:
         evicted = cache.n_evicted
         loaded = cache.load(layer, missing, number) if missing else []
         counter.n_evicted += cache.n_evicted - evicted
-        for entry in (*awaited, *loaded):
+        entries = (*awaited, *loaded)
+        for entry in entries:
             for part, jobs in entry.jobs.items():
                 reads.pending.add(part, jobs)
+        if rows == 1 and self._late is not None:
+            reads.pending.is_late = self._late.takes(layer, len(entries), len(experts))
         if loaded:
             reads.submit(layer, missing, number, counter)
         elif awaited:
             reads.hurry(layer)
         reads.watch(layer, [entry.expert for entry in awaited])
+        if not reads.pending.is_late:
+            return frozenset()
+        counter.n_late += len(entries)
+        return {entry.expert for entry in entries}

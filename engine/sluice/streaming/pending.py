@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from sluice.seams import Seams, replaces
 from sluice.streaming.lanes import Job, Lanes
@@ -22,6 +22,7 @@ class Pending:
         lanes: read it.
         seams: see :mod:`sluice.seams`.
         stops: where parts can be waited for later; without any, all is waited for at once.
+        last: the node after which, by layer, all parts can be waited for together.
         slice_view: the bytes of one expert's slice where they stand, for the seams.
     """
 
@@ -31,6 +32,7 @@ class Pending:
         seams: Seams,
         stops: Stops,
         slice_view: Callable[[ExpertTensor, int], memoryview],
+        last: Mapping[int, str] | None = None,
     ) -> None:
         self._lanes = lanes
         self._seams = seams
@@ -43,13 +45,16 @@ class Pending:
         self._layer = -1
         self._jobs: JobsByPart = {}
         self._watched: list[tuple[ExpertTensor, int]] = []
+        self._last = last or {}
+        self.is_late = False
+        """Whether all that the layer waits for is waited for after its last matmul."""
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
     def begin(self, layer: int) -> None:
         """Another layer has routed."""
-        self._layer, self._jobs, self._watched = layer, {}, []
+        self._layer, self._jobs, self._watched, self.is_late = layer, {}, [], False
 
     def add(self, part: str, jobs: Iterable[Job]) -> None:
         """Wait for ``jobs`` before ``part`` is used."""
@@ -63,6 +68,12 @@ class Pending:
     def submit(self, order: Iterable[str]) -> list[Job]:
         """Queue what is new and hurry what was read ahead, the part that is needed first before."""
         submitted: list[Job] = []
+        if self.is_late:  # nothing looks at a part before all are there
+            mine = [job for part in order for job in self._jobs.get(part, [])]
+            self._lanes.hurry(job for job in mine if job.is_ahead)
+            submitted = [job for job in mine if not job.is_ahead]
+            self._lanes.submit(submitted)
+            return submitted
         for part in order:
             jobs = self._jobs.get(part, ())
             new = [job for job in jobs if not job.is_ahead]
@@ -78,7 +89,9 @@ class Pending:
         Raises:
             ReadFault: a read failed.
         """
-        later = self._later.get(layer, ())
+        later: Collection[str] = self._later.get(layer, ())
+        if self.is_late:
+            order = later = tuple(order)
         for part in order:
             if part not in later:
                 self._wait_for(layer, part, counter)
@@ -88,6 +101,8 @@ class Pending:
 
     def stops_after(self, name: str) -> bool:
         """Whether compute has to stop after the node ``name``: every stop costs a start."""
+        if self.is_late and self._jobs:
+            return name == self._last[self._layer]
         stop = self._stops.get(name) if self._jobs else None
         if stop is None or stop[0] != self._layer:  # a layer that was passed by waits for nothing
             return False
@@ -101,6 +116,9 @@ class Pending:
         Raises:
             ReadFault: a read failed.
         """
+        if self.is_late and name == self._last[self._layer]:
+            self._wait_for_late(counter)
+            return True
         stop = self._stops.get(name)
         if stop is not None and stop[0] == self._layer:
             self._wait_for(stop[0], stop[1], counter)
@@ -114,6 +132,16 @@ class Pending:
         """After an error: no lane may still write into what the next pass uses."""
         self._lanes.cancel(job for jobs in self._jobs.values() for job in jobs)
         self._jobs = {}
+
+    def _wait_for_late(self, counter: ReadCounter) -> None:
+        layer, parts = self._layer, self._jobs
+        self._jobs = {}
+        jobs = [job for part in parts if self._seams.waits(layer, part) for job in parts[part]]
+        if jobs:
+            counter.stall_s += self._lanes.wait(jobs)
+        for tensor, expert in self._watched:
+            view = self._slice_view(tensor, expert)
+            self._seams.slice_read(layer, tensor.part, expert, view)
 
     def _wait_for(self, layer: int, part: str, counter: ReadCounter) -> None:
         jobs = self._jobs.pop(part, None)

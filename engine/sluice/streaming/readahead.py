@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -83,6 +82,7 @@ class ReadAhead:
 
     def begin(self, metrics: Metrics) -> None:
         """A new sequence begins; predictions are counted in its ``metrics``."""
+        self._leave()  # the last one may have been broken off
         self._predictor.forget()
         if self._config.predict_log:
             self._predictor.counts = metrics.predictions
@@ -174,11 +174,15 @@ class ReadAhead:
 
     def forget(self) -> None:
         """After an error: nothing is on its way any more."""
-        self._owed = None
-        with contextlib.suppress(Exception):  # there is an error already
-            self.catch_up()
+        self._leave()
         self._unused.clear()
         self._kept_input = None
+
+    def _leave(self) -> None:
+        """What was left for later is not done."""
+        self._owed = None
+        if self._aside is not None:
+            self._aside.drop()
 
     def _do(self, work: Work, matmul: Matmul, *, now: bool, is_owed: bool = False) -> None:
         """Beside the next such matmul, or at once."""

@@ -321,6 +321,10 @@ class SlotMemory:
             raise _no_slot(layer, expert)
         return [slot - low for slot in slots], low, max(slots) - low + 1
 
+    def n_slots_max(self, layer: int) -> int:
+        """How many slots there may be for ``layer`` and those that compete with it."""
+        return self._pool_of[layer].n_experts
+
     def keeps_all(self, layer: int) -> bool:
         """See :meth:`CacheMemory.keeps_all`."""
         pool = self._pool_of[layer]

@@ -50,16 +50,23 @@ class StandIn:
         self._ids = node.Ids(rows, top_k)
         self._takers: set[int] = set()  # weights whose matmul is still to come
         self._gives_way = False  # to the routed experts' ids, in this pass
+        self._keeps_input = False
+        self.input = b""
+        """What the layer's first matmul takes, float32[n_embd], where :meth:`place` was told so."""
 
-    def place(self, layer: int, routed: Sequence[int], top_k: int) -> None:
+    def place(
+        self, layer: int, routed: Sequence[int], top_k: int, *, keeps_input: bool = False
+    ) -> None:
         """Bind the layer's weights to the slots of this pass's experts, ``top_k`` a row.
+
+        ``keeps_input``: the first matmul's input is there already, one row, and is copied.
 
         Raises:
             SystemFault: one of the experts has no slot.
         """
         ids, low, n_slots = self.memory.ids(layer, routed)
         self._ids.fill(ids, top_k)
-        self._gives_way = False
+        self._gives_way, self._keeps_input = False, keeps_input
         self._bind(layer, low, n_slots)
 
     def release(self, layer: int) -> None:
@@ -67,7 +74,7 @@ class StandIn:
 
         This pass's graph may be one that took slots before.
         """
-        self._gives_way = True
+        self._gives_way, self._keeps_input = True, False
         self._bind(layer, *self.memory.own(layer))
 
     def give(self, address: int) -> None:
@@ -75,6 +82,9 @@ class StandIn:
         weight = node.source(address, 0)
         if weight in self._takers:
             self._takers.remove(weight)
+            if self._keeps_input:
+                self._keeps_input = False
+                self.input = node.first_row(node.source(address, 1))
             if self._gives_way:
                 self._ids.give_way(address, 2)
             else:

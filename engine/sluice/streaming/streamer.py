@@ -24,6 +24,7 @@ from sluice.streaming.capture import MOE, ROUTER, ROUTING, Capture, Role
 from sluice.streaming.demand import CachedDemand, LayerReads, UncachedDemand
 from sluice.streaming.dense import DenseWeights, Progress
 from sluice.streaming.kernel_lanes import lanes_for
+from sluice.streaming.late import LateExperts
 from sluice.streaming.layout import ExpertLayout
 from sluice.streaming.pages import PagedMemory
 from sluice.streaming.pending import Pending
@@ -51,6 +52,7 @@ class Streamer:
         reader: the model's files, as they were before llama.cpp opened them.
         seams: see :mod:`sluice.seams`.
         progress: called with (stage, done, total).
+        is_looked_at: somebody looks at the nodes of the graph: rows are in order in each, then.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Streamer:
         reader: SliceReader,
         seams: Seams,
         progress: Progress,
+        is_looked_at: bool = False,
     ) -> None:
         self.config = config
         self.layout = layout
@@ -74,6 +77,7 @@ class Streamer:
         self._header = header
         self._seams = seams
         self._reroutes = replaces(seams, "routing")
+        self._is_looked_at = is_looked_at
         self._progress = progress
         self._capture = Capture(layout.by_name, frozenset(header.tensors))
         self._capturing = False
@@ -89,6 +93,7 @@ class Streamer:
         # Of passes through a layer, and of decodes begun: what is needed, and when files are
         # looked at, is told by it.
         self._number = 0
+        self._late: LateExperts | None = None
         self._pending: Pending  # settle() makes both
         self._demand: CachedDemand | UncachedDemand
 
@@ -174,7 +179,9 @@ class Streamer:
         self._place = place
         jobs = SliceJobs(self.layout, self.reader, place, self._seams)
         stops = self._capture.stops if config.overlap else {}
-        self._pending = Pending(self.lanes, self._seams, stops, place.slice_view)
+        self._late = self._late_experts()
+        last = {} if self._late is None else {n: c.last for n, c in self._capture.chains.items()}
+        self._pending = Pending(self.lanes, self._seams, stops, place.slice_view, last)
         reads = LayerReads(self.layout, self.reader, self._pending, self._capture.orders)
         if isinstance(place, Arena):
             self._demand = UncachedDemand(
@@ -192,7 +199,7 @@ class Streamer:
                 self.reader, top_k=self.plan.n_used,
             )  # fmt: skip
         if self.cache is not None:
-            self._demand = CachedDemand(reads, self.cache, self._ahead, self._seams)
+            self._demand = CachedDemand(reads, self.cache, self._ahead, self._seams, self._late)
             # A seam that changes what is routed has to see all of it.
             if not acts(self._seams, "routing"):
                 targets = (lambda _layer: ()) if self._ahead is None else self._ahead.targets
@@ -200,7 +207,7 @@ class Streamer:
                     self.layout.layers, self.cache, self._standin, targets, self._seams
                 )
         routers = [] if self._ahead is None else [ROUTER]
-        self.shown.narrow([ROUTING, *routers, *map(str.encode, stops)])
+        self.shown.narrow([ROUTING, *routers, *map(str.encode, [*stops, *last.values()])])
         self.lanes.serve(memory_stays=self._standin is not None)
 
     def resize(self, config: Config) -> None:
@@ -224,6 +231,11 @@ class Streamer:
     def place(self) -> Arena | CacheMemory:
         """Where the experts stand."""
         return self._place
+
+    @property
+    def computes_late(self) -> bool:
+        """Whether experts may be computed after the others of their layer."""
+        return self._late is not None
 
     @property
     def cache_mb(self) -> int:
@@ -251,7 +263,9 @@ class Streamer:
         # The cache refers to this object: a cycle would keep the buffers until a collection.
         if self._ahead is not None:
             self._ahead.close()
-        self.cache = self._ahead = self._whole = None
+        if self._late is not None:
+            self._late.close()
+        self.cache = self._ahead = self._whole = self._late = None
 
     @property
     def _path(self) -> str:
@@ -293,6 +307,14 @@ class Streamer:
         arena = self._arena(shared=False)
         return PagedMemory(self.layout, arena, budget)
 
+    def _late_experts(self) -> LateExperts | None:
+        standin, chains = self._standin, self._capture.chains
+        keeps_rows = self._is_looked_at or acts(self._seams, "routing")
+        if standin is None or not chains or not self.config.overlap or keeps_rows:
+            return None
+        found, threads = self._capture.found, self.config.threads
+        return LateExperts(standin, self.layout, found, chains, threads=threads, seams=self._seams)
+
     def _arena(self, *, shared: bool) -> Arena:
         """One that every expert tensor is bound to."""
         arena = Arena(self.layout, self.reader.alignment, self.reader.granule_bytes, shared=shared)
@@ -320,7 +342,10 @@ class Streamer:
     def _computed(self, address: int, role: Role, counter: ReadCounter) -> None:
         if role.routes:
             self._stream(address, role.layer, counter)
-        elif not self._pending.wait_after(role.name, counter) and self._ahead is not None:
+        elif self._pending.wait_after(role.name, counter):
+            if self._pending.is_late and self._late is not None:
+                self._late.compute(address)
+        elif self._ahead is not None:
             self._ahead.keep_input()
         self._charge_kernel_reads(counter)
 
@@ -345,13 +370,15 @@ class Streamer:
         if self._ahead is not None:
             self._ahead.catch_up()
         self.lanes.reap()
-        self._demand.meet(layer, experts, self._number, counter)
+        late = self._demand.meet(layer, experts, self._number, counter, rows=len(routed))
         # All this while the lanes read what this layer waits for.
         is_whole = self._whole is not None and self._whole.check(layer, has_all=not self._pending)
-        if self._standin is not None and not is_whole:
+        if self._late is not None and late:
+            self._late.place(layer, routed[0], late)
+        elif self._standin is not None and not is_whole:
             self._standin.place(layer, list(itertools.chain.from_iterable(routed)), len(routed[0]))
         if self._ahead is not None:
-            waits = bool(self._pending)
+            waits = bool(self._pending) and not late
             self._ahead.look(layer, selected, self._number, counter, now=waits)
         self._pending.wait(layer, self._capture.orders[layer], counter)
 

@@ -22,7 +22,8 @@ class Held:
 
     ``dense_bytes`` of dense weights were brought in at load, ``dense_owned_bytes`` is the memory
     of our own among that, ``cache_bytes`` the cache's pages or slots. ``is_direct`` says that reads
-    bypass the page cache, ``kernel_reads`` that the kernel is given those that run under compute.
+    bypass the page cache, ``kernel_reads`` that the kernel is given those that run under compute,
+    ``late`` that experts may be computed after the others of their layer.
     """
 
     dense_bytes: int = 0
@@ -30,6 +31,7 @@ class Held:
     cache_bytes: int = 0
     is_direct: bool = False
     kernel_reads: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,4 +103,5 @@ def _held(session: Session) -> Held:
         cache_bytes=streamer.cache.resident_bytes if streamer.cache is not None else 0,
         is_direct=streamer.reader.is_direct,
         kernel_reads=streamer.lanes.uses_kernel,
+        late=streamer.computes_late,
     )

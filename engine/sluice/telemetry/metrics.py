@@ -21,7 +21,8 @@ class ReadCounter:
     experts of ``ahead_bytes`` were read ahead, ``n_ahead_used`` of them routed to while they
     were there, ``n_ahead_awaited`` of those still on their way then. ``overlapped_bytes``
     were demanded, and not waited for before compute went on. ``n_kernel_reads`` are the reads
-    that the kernel was given in the place of a lane.
+    that the kernel was given in the place of a lane. ``n_late`` experts were computed after the
+    others of their layer, which did not wait for them.
     """
 
     read_bytes: int = 0
@@ -37,6 +38,7 @@ class ReadCounter:
     ahead_bytes: int = 0
     overlapped_bytes: int = 0
     n_kernel_reads: int = 0
+    n_late: int = 0
 
     @property
     def hit_rate(self) -> float:

@@ -99,7 +99,7 @@ def _overlapped(m: Metrics) -> str:
     demanded = made.read_bytes - made.ahead_bytes
     return (
         f"overlap: {made.overlapped_bytes / MIB:.1f} of {demanded / MIB:.1f} MiB were not waited"
-        " for before compute went on"
+        f" for before compute went on; {made.n_late} experts computed after the others"
     )
 
 

@@ -129,8 +129,10 @@ def test_another_thread_is_refused_until_the_work_is_begun(beside: Aside, graph:
     beside.give(log.work, graph.operation)
 
     def elsewhere() -> None:
-        answers.append(beside.give(other.work, graph.operation))
-        beside.take_back()
+        theirs = aside()
+        assert theirs is not None
+        answers.append(theirs.give(other.work, graph.operation))
+        theirs.drop()
         mine = _Graph(graph.operation)
         mine.compute()  # nor does it do what this one gave
         mine.close()
@@ -148,6 +150,42 @@ def test_another_thread_is_refused_until_the_work_is_begun(beside: Aside, graph:
     assert (log, other) == ([threading.get_ident()], [])
 
 
+def test_an_error_is_its_owners(beside: Aside, graph: _Graph) -> None:
+    other = aside()
+    assert other is not None
+
+    def work() -> None:
+        raise ValueError("it")
+
+    beside.give(work, graph.operation)
+    graph.compute()
+    assert other.take_back() is None
+    with pytest.raises(ValueError, match="^it$"):
+        beside.take_back()
+
+
+def test_another_owner_on_the_thread_comes_first(beside: Aside, graph: _Graph) -> None:
+    first, second, other = Log(), Log(), aside()
+    assert other is not None
+    beside.give(first.work, graph.operation)
+    other.give(second.work, graph.operation)
+    assert beside.take_back() == first.work
+    graph.compute()
+    assert (len(first), len(second)) == (0, 1)
+
+
+def test_what_is_dropped_is_neither_done_nor_raised(beside: Aside, graph: _Graph) -> None:
+    log = Log()
+    beside.give(log.work, graph.operation)
+    beside.drop()
+    graph.compute()
+    assert log == []
+    beside.give(lambda: [][0], graph.operation)
+    graph.compute()
+    beside.drop()
+    assert beside.take_back() is None
+
+
 def test_one_thread_meets_no_barrier(beside: Aside) -> None:
     log, alone = Log(), _Graph("MUL_MAT", threads=1)
     beside.give(log.work, "MUL_MAT")
@@ -158,11 +196,11 @@ def test_one_thread_meets_no_barrier(beside: Aside) -> None:
 
 def test_no_slot_no_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_slot", lambda *_: None)
-    assert aside.__wrapped__() is None
+    assert module._barrier.__wrapped__() is None
 
 
 def test_nothing_is_left_in_the_slot_where_no_code_can_be_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "executable", lambda _code: None)
-    assert aside.__wrapped__() is None
+    assert module._barrier.__wrapped__() is None

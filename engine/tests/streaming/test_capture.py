@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sluice.decoding.session import Session
 from sluice.errors import SystemFault
 from sluice.llama import ggml, library
-from sluice.llama.graph import Graph, opened
-from sluice.streaming.capture import Capture, Role
+from sluice.llama import graph as graphs
+from sluice.llama import tensor as node
+from sluice.llama.graph import Graph
+from sluice.seams import Nodes as Looker
+from sluice.streaming.architectures import router_layer
+from sluice.streaming.capture import Capture, Nearer, Role, Router, logits_layer
 from sluice.streaming.layout import ExpertTensor
+from sluice_gates.zoo import zoo_model
 
 UP = "blk.0.ffn_up_exps.weight"
 N_COLS, N_ROWS, N_EXPERT = 32, 16, 4
@@ -41,7 +48,7 @@ class Nodes:
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
     library.start()
-    with opened(1 << 20) as graph:
+    with graphs.opened(1 << 20) as graph:
         yield Nodes(graph)
 
 
@@ -132,7 +139,7 @@ class Routed:
 @pytest.fixture
 def routed() -> Iterator[Routed]:
     library.start()
-    with opened(1 << 20) as graph:
+    with graphs.opened(1 << 20) as graph:
         yield Routed(graph)
 
 
@@ -146,3 +153,107 @@ def test_what_is_no_norm_with_a_weight_is_not_taken_for_one(routed: Routed) -> N
     assert routed.norm_of(routed.multiplied(routed.rows, routed.norm)) == 0
     wide = routed.graph.tensor(ggml.F32, N_COLS, 3)
     assert routed.norm_of(routed.multiplied(routed.normed(), wide)) == 0
+
+
+# What the layer before gave, of which a router's input is made.
+
+
+class Passed(Looker):
+    """The last pass: its nodes in order, and by layer what its router adds attention to."""
+
+    def __init__(self) -> None:
+        self.routers: Mapping[int, Router] = {}
+        self.addresses: list[int] = []
+        self.names: list[str] = []
+        self.operations: list[str] = []
+        self.residuals: dict[int, int] = {}
+
+    def begins(self, *_of_the_decode: Any) -> None:
+        for seen in (self.addresses, self.names, self.operations, self.residuals):
+            seen.clear()
+
+    def wants(self, is_head: bool, address: int) -> bool:
+        self.addresses.append(address)
+        self.names.append(node.name(address))
+        self.operations.append(node.op(address))
+        layer = logits_layer(node.name(address))
+        nearer = None if layer is None else self.routers[layer].nearer
+        if layer is not None and nearer is not None:
+            self.residuals[layer] = nearer.residual(address)
+        return False
+
+    def n_matmuls(self, layer: int) -> int:
+        """From the choice of the layer before on, until what the layer takes is there."""
+        choices = [i for i, name in enumerate(self.names) if router_layer(name) is not None]
+        last = self.addresses.index(self.residuals[layer])
+        first = max(i for i in choices if i < last)
+        return self.operations[first:last].count("MUL_MAT")
+
+    def given(self, layer: int) -> str:
+        """The name of what the layer takes, also where it takes some rows of it."""
+        place = self.addresses.index(self.residuals[layer])
+        while self.operations[place] == "GET_ROWS":
+            place = self.addresses.index(node.source(self.addresses[place], 0))
+        return self.names[place]
+
+
+@pytest.fixture
+def passed(opened: Callable[..., Session]) -> Callable[..., Passed]:
+    """``passed(model=...)``: a pass of one row through it."""
+
+    def passed_(**changes: Any) -> Passed:
+        looker = Passed()
+        streamed = {"moe_stream": True, "cache_mb": 16, "force_cache": True, "ctx": 64, "n": 2}
+        session = opened(**streamed | changes, session={"nodes": looker})
+        assert session.streamer is not None
+        looker.routers = session.streamer._capture.routers
+        session.generate([5, 6]).run()
+        return looker
+
+    return passed_
+
+
+def test_what_a_layer_gave_is_found_in_the_next_ones_sum(passed: Callable[..., Passed]) -> None:
+    found = passed()
+    assert found.routers[0].nearer is None, "no layer routes before it"
+    assert {layer: found.given(layer) for layer in found.residuals} == {
+        1: "l_out-0",
+        2: "l_out-1",
+        3: "l_out-2",
+    }
+    # Three of the shared experts, and one that says how much of them.
+    assert {layer: found.n_matmuls(layer) for layer in found.residuals} == {1: 4, 2: 4, 3: 4}
+    assert [found.routers[layer].nearer for layer in (1, 2, 3)] == [Nearer(4, 1)] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("qwen3moe", {1: "l_out-0", 2: "l_out-1"}),  # the last one takes rows of it, too late
+        ("gpt-oss", {1: "l_out-0", 2: "l_out-1", 3: "l_out-2"}),
+        ("glm4moe", {2: "l_out-1"}),
+        ("lfm2moe", {2: "l_out-1"}),  # the first of the two that are added
+        ("nemotron_h_moe", {3: "nemotron_h_block_out-1"}),  # and here attention alone
+    ],
+)
+def test_what_a_layer_gave_is_found_in_other_layouts(
+    passed: Callable[..., Passed], tmp_path: Path, name: str, given: dict[int, str]
+) -> None:
+    found = passed(model=str(zoo_model(name, tmp_path)))
+    nearer = {layer: router.nearer for layer, router in found.routers.items() if router.nearer}
+    assert {layer: found.given(layer) for layer in nearer} == given
+    assert {layer: one.n_matmuls for layer, one in nearer.items()} == {
+        layer: found.n_matmuls(layer) for layer in nearer
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gemma4", "phimoe", "dbrx", "smallthinker", "cohere2moe", "minimax-01", "arctic", "jamba"],
+)
+def test_a_router_that_takes_no_norm_of_such_a_sum_has_nothing_nearer(
+    passed: Callable[..., Passed], tmp_path: Path, name: str
+) -> None:
+    found = passed(model=str(zoo_model(name, tmp_path)))
+    assert len(found.routers) > 1
+    assert [router.nearer for router in found.routers.values()] == [None] * len(found.routers)

@@ -79,7 +79,7 @@ class Bench:
     ) -> None:
         """All of a layer's pass but its matmuls."""
         self.pending.begin(layer)
-        demand.meet(layer, experts, number, self.counter)
+        demand.meet(layer, experts, number, self.counter, rows=2)
         self.wait()
 
     def wait(self) -> None:
@@ -161,7 +161,7 @@ def test_what_is_on_its_way_is_waited_for(bench: Open, content: bytes, seams: Se
     entry = one.cache.load_ahead(0, 5, 1)
     assert entry is not None  # and nobody has submitted its reads
     one.pending.begin(0)
-    demand.meet(0, [5], 2, one.counter)
+    demand.meet(0, [5], 2, one.counter, rows=2)
     assert (one.counter.n_ahead_used, one.counter.n_ahead_awaited) == (1, 1)
     assert bool(one.pending) is not isinstance(seams, Impatient)
     one.wait()
@@ -184,7 +184,7 @@ def test_a_file_that_changed_is_refused_before_it_is_read(
         out.write(b"x")
     one.pending.begin(0)
     with pytest.raises(ReadFault, match="changed since it was opened"):
-        demand.meet(0, [2], 2, one.counter)
+        demand.meet(0, [2], 2, one.counter, rows=2)
     assert one.counter.read_bytes == read_bytes
     one.pending.cancel()
 

@@ -165,8 +165,7 @@ def test_overlap_counts_nothing_that_was_read_ahead(opened: Open) -> None:
     )  # fmt: skip
     made = session.generate("def main(").run().metrics.decode
     assert made.n_ahead_awaited
-    # Two of the three parts of what was not read ahead, at the most.
-    assert made.overlapped_bytes < 0.7 * (made.read_bytes - made.ahead_bytes)
+    assert made.overlapped_bytes <= made.read_bytes - made.ahead_bytes
 
 
 @pytest.mark.parametrize("sync", [True, False])

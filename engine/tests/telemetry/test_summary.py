@@ -73,7 +73,7 @@ def test_the_cache_overlap_and_read_ahead_have_a_line_each() -> None:
         n_generated=129,
         decode=ReadCounter(
             read_bytes=90 * MIB, n_hits=30, n_misses=10, n_evicted=7, n_ahead=8, n_ahead_used=6,
-            n_ahead_awaited=2, ahead_bytes=40 * MIB, overlapped_bytes=5 * MIB,
+            n_ahead_awaited=2, ahead_bytes=40 * MIB, overlapped_bytes=5 * MIB, n_late=3,
         ),
         head=ReadCounter(read_bytes=10 * MIB, n_hits=0, n_misses=10, n_evicted=3),
         cache=CacheReport(64 * MIB, 63 * MIB),
@@ -82,7 +82,8 @@ def test_the_cache_overlap_and_read_ahead_have_a_line_each() -> None:
     said = lines(metrics, CACHED.replace(overlap=True, prefetch=1))
     assert said[4:] == [
         "cache: 30/50 experts hit (60.0%), 10 evicted; 63.0 of 64.0 MiB at the most",
-        "overlap: 5.0 of 60.0 MiB were not waited for before compute went on",
+        "overlap: 5.0 of 60.0 MiB were not waited for before compute went on;"
+        " 3 experts computed after the others",
         "read ahead: 6/8 experts used (75.0%), 2 of them still on their way; 40.0 MiB",
         "predicted by early router: 31/40 experts right (77.5%)",
         "predicted by control: 0/0 experts right (nothing named)",
