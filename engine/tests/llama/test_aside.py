@@ -160,7 +160,7 @@ def test_an_error_is_its_owners(beside: Aside, graph: _Graph) -> None:
     beside.give(work, graph.operation)
     graph.compute()
     assert other.take_back() is None
-    with pytest.raises(ValueError, match="^it$"):
+    with pytest.raises(ValueError, match=r"^it$"):
         beside.take_back()
 
 

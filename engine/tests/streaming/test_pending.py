@@ -19,6 +19,7 @@ from .rig import WAIT_S
 
 ORDER = ["gate", "up", "down"]
 STOPS: Stops = {"ffn_moe_gate-3": (3, "up"), "ffn_moe_act-3": (3, "down")}
+LAST = {3: "ffn_moe_down-3"}
 Start = Callable[..., Lanes]
 
 
@@ -54,7 +55,7 @@ def view_of(one: ExpertTensor, expert: int) -> memoryview:
 
 
 def pending(lanes: Lanes, seams: Seams = NO_SEAMS, stops: Stops | None = None) -> Pending:
-    made = Pending(lanes, seams, stops or {}, view_of)
+    made = Pending(lanes, seams, stops or {}, view_of, LAST)
     made.begin(3)
     return made
 
@@ -229,3 +230,67 @@ def test_a_stop_of_another_layer_waits_for_nothing(start: Start) -> None:
     assert not one.stops_after("ffn_moe_gate-3")
     assert one.wait_after("ffn_moe_gate-3", ReadCounter())
     assert one, "it was not waited for"
+
+
+def test_what_is_late_is_waited_for_after_the_last_matmul(start: Start, content: bytes) -> None:
+    gate = Gate()
+    one, counter = pending(start(seams=gate), gate, STOPS), ReadCounter()
+    jobs = filled(one)
+    one.is_late = True
+    assert one.submit(ORDER) == list(jobs.values())
+    one.wait(3, ORDER, counter)
+    assert counter.overlapped_bytes == 150
+    assert not any(job.is_done for job in jobs.values())
+    assert [name for name in (*STOPS, *LAST.values()) if one.stops_after(name)] == [LAST[3]]
+    gate.let_go.set()
+    assert one.wait_after(LAST[3], counter)
+    assert all(job.is_done for job in jobs.values())
+    assert bytes(jobs["up"].read.window) == content[100:150]
+    assert counter.stall_s > 0
+    assert not one
+    assert not one.stops_after(LAST[3])
+
+
+def test_what_is_late_has_its_stop_though_it_is_there(start: Start) -> None:
+    one, counter = pending(start(), stops=STOPS), ReadCounter()
+    jobs = filled(one)
+    one.is_late = True
+    one.submit(ORDER)
+    for job in jobs.values():
+        job.wait()
+    assert one.stops_after(LAST[3])
+    assert one.wait_after(LAST[3], counter)
+
+
+def test_the_last_matmul_is_no_stop_where_nothing_is_late(start: Start) -> None:
+    one, counter = pending(start(), stops=STOPS), ReadCounter()
+    filled(one)
+    assert not one.stops_after(LAST[3])
+    assert not one.wait_after(LAST[3], counter)
+    one.is_late = True
+    one.begin(3)
+    assert not one.is_late
+
+
+def test_what_is_late_is_shown_to_the_seams(start: Start) -> None:
+    watch = Watch()
+    one, counter = pending(start(), watch, STOPS), ReadCounter()
+    filled(one)
+    one.is_late = True
+    one.watch([tensor(part) for part in ORDER], [5])
+    one.submit(ORDER)
+    one.wait(3, ORDER, counter)
+    assert not watch.seen
+    one.wait_after(LAST[3], counter)
+    assert watch.seen == [(3, part, 5, f"{part}5".encode()) for part in ORDER]
+
+
+def test_an_error_of_what_is_late_is_raised_at_its_stop(start: Start) -> None:
+    one, counter = pending(start(), stops=STOPS), ReadCounter()
+    filled(one, size=4 << 20)
+    one.is_late = True
+    one.submit(ORDER)
+    one.wait(3, ORDER, counter)
+    with pytest.raises(ReadFault):
+        one.wait_after(LAST[3], counter)
+    assert not one
