@@ -161,7 +161,8 @@ class Config:
     overlap: bool = described(
         False,
         "--overlap",
-        "Let reads that are not needed yet run on under the matmuls that are.",
+        "Let reads that are not needed yet run on under matmuls: of parts that come later, and of"
+        " a few experts that are computed after the others.",
         group="streaming",
     )
     prefetch: int = described(

@@ -246,6 +246,7 @@ class Session:
         self._closing.callback(context.close)
         if streamer is not None and not is_head:
             context.begins.append(streamer.begins)
+            context.ends.append(streamer.ends)
         if looking is not None:
             context.begins.append(looking.begins)
         return context

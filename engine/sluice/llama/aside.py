@@ -63,6 +63,7 @@ class Aside:
         self._barrier = barrier
         self._work: Callable[[], None] | None = None
         self._raised: BaseException | None = None
+        self._thread = 0  # that gave it
 
     def give(self, work: Callable[[], None], matmul: Matmul, *, after: int = 0) -> bool:
         """Do ``work`` on this thread in the next such matmul of more than one thread.
@@ -82,7 +83,7 @@ class Aside:
         if state.is_given and state.thread != thread:
             return False
         state.is_given = 0  # while the rest is written
-        self._work = work
+        self._work, self._thread = work, thread
         barrier.given[thread] = self
         state.thread, state.site, state.after = thread, barrier.sites[matmul], after
         state.is_given = 1
@@ -103,10 +104,11 @@ class Aside:
     def drop(self) -> None:
         """As :meth:`take_back`, and forget what it would return or raise."""
         self._raised = self._work = None
-        barrier, thread = self._barrier, threading.get_ident()
-        if barrier.given.get(thread) is self:
+        barrier, thread = self._barrier, self._thread
+        if barrier.given.get(thread) is self:  # it may be dropped by another than gave it
             del barrier.given[thread]
-            barrier.state.is_given = 0
+            if barrier.state.thread == thread:
+                barrier.state.is_given = 0
 
     def begin(self) -> None:
         """Its turn has come. Raises nothing: ggml calls this."""
@@ -137,14 +139,27 @@ class _Barrier:
 
 def aside() -> Aside | None:
     """A new owner's; ``None`` where this build or this processor has no such barrier."""
-    barrier = _barrier()
+    with _INSTALLING:
+        barrier = _barrier()
     return None if barrier is None else Aside(barrier)
+
+
+def keeps_threads() -> bool:
+    """Whether compute threads stay from one graph to the next: OpenMP's do, ggml's own are made."""
+    return _slot() is not None
+
+
+_INSTALLING = threading.Lock()
+
+
+def _slot() -> int | None:
+    path = library.loaded("libggml-cpu")
+    return None if path is None else find_slot(path, "GOMP_barrier")
 
 
 @functools.cache
 def _barrier() -> _Barrier | None:
-    path = library.loaded("libggml-cpu") if runs_here() else None
-    slot = find_slot(path, "GOMP_barrier") if path is not None else None
+    slot = _slot() if runs_here() else None
     if slot is None:
         return None
     _compute("MUL")  # whoever binds late has bound now

@@ -72,6 +72,7 @@ class Context:
         self._hook = hook
         self.guard: Guard = nullcontext
         self.begins: list[Begins] = []
+        self.ends: list[Callable[[], None]] = []
         self._shows = shows
         self._was_open = False  # when the hook raised
         # It must outlive the context: llama.cpp keeps its address.
@@ -128,6 +129,8 @@ class Context:
             for begins in self.begins:
                 begins(tokens, position, outputs, hidden)
             status = self._decode(tokens, position, outputs=outputs, hidden=hidden)
+            for ends in self.ends if status == 0 else ():
+                ends()
         if status != 0:
             said = library.last_error("no reason given")
             reason = "no free cells in the context" if status == _NO_SLOT else said

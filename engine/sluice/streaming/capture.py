@@ -210,7 +210,8 @@ class Capture:
     def _chain(self, name: str, sources: list[int]) -> Chain | None:
         """See :class:`Chain`; of the node ``name``."""
         glu = node.glu(sources[1]) if len(sources) == 3 else None
-        if glu is None:
+        # A matmul without such a name is scaled afterwards, and the hook is not shown it.
+        if glu is None or not name.startswith(MOE.decode()):
             return None
         nodes = node.sources(sources[1])
         weights, inputs, ids = ([node.source(n, i) for n in nodes] for i in range(3))

@@ -156,8 +156,9 @@ class CachedDemand:
         for entry in entries:
             for part, jobs in entry.jobs.items():
                 reads.pending.add(part, jobs)
-        if rows == 1 and self._late is not None:
-            reads.pending.is_late = self._late.takes(layer, len(entries), len(experts))
+        late = self._late
+        if rows == 1 and late is not None and late.takes(layer, len(entries), len(experts)):
+            reads.pending.begin_late()
         if loaded:
             reads.submit(layer, missing, number, counter)
         elif awaited:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 
 from sluice.llama import tensor as node
-from sluice.llama.aside import aside
+from sluice.llama.aside import keeps_threads
 from sluice.llama.experts import ExpertRows, ExpertShape, Slices, spread
 from sluice.seams import Seams
-from sluice.streaming.capture import Chain
+from sluice.streaming.capture import Capture, Chain
 from sluice.streaming.layout import ExpertLayout, ExpertTensor
 from sluice.streaming.slots import SlotMemory
 from sluice.streaming.standin import StandIn
@@ -29,6 +29,8 @@ class LateExperts:
         chains: what a layer's experts are made of, where they can be computed later.
         threads: that compute.
         seams: see :mod:`sluice.seams`.
+
+    :attr:`last` is the node, by layer, whose rows are completed.
     """
 
     def __init__(
@@ -43,10 +45,10 @@ class LateExperts:
     ) -> None:
         self._standin = standin
         self._memory: SlotMemory = standin.memory
-        # Without OpenMP threads would be made for every graph.
-        self._threads = threads if aside() is not None else 1
+        self._threads = threads if keeps_threads() else 1
         self._seams = seams
         self._weights: dict[int, list[Slices]] = {}
+        self.last = {layer: chain.last for layer, chain in chains.items()}
         self._shapes: dict[int, tuple[ExpertShape, int]] = {}  # and the slots there are
         for layer, chain in chains.items():
             tensors = {tensor.part: tensor for tensor in layout.layers[layer]}
@@ -74,27 +76,49 @@ class LateExperts:
         others = [expert for expert in routed if expert not in late]
         self._standin.place(layer, others, len(others), keeps_input=True)
 
-    def compute(self, address: int) -> None:
+    def completes(self, name: str) -> bool:
+        """Whether the rows of the node ``name`` are to be completed."""
+        return bool(self._late) and name == self.last[self._layer]
+
+    def complete(self, address: int) -> None:
         """All has been read: complete the rows of ``address``, the layer's last matmul."""
         layer, late = self._layer, self._late
-        shape, n_slots = self._shapes[layer]
-        key = shape, n_slots, len(late)
-        graph = self._graphs.get(key)
-        if graph is None:
-            graph = ExpertRows(shape, len(late), n_slots=n_slots, threads=self._threads)
-            self._graphs[key] = graph
+        self._late = []
         if not self._seams.computes_late(layer):
             return
         ids, low, _ = self._memory.ids(layer, [self._routed[i] for i in late])
         weights = [(first + low * stride, stride) for first, stride in self._weights[layer]]
-        rows = graph.rows(self._standin.input, weights, ids)
+        rows = self._graph(layer, len(late)).rows(self._standin.input, weights, ids)
         spread(address, len(self._routed), late, rows)
+
+    def forget(self) -> None:
+        """After an error: no row is to be completed any more."""
+        self._late = []
 
     def close(self) -> None:
         """Free what it computes with."""
         for graph in self._graphs.values():
             graph.close()
         self._graphs.clear()
+
+    def _graph(self, layer: int, n: int) -> ExpertRows:
+        shape, n_slots = self._shapes[layer]
+        key = shape, n_slots, n
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = ExpertRows(shape, n, n_slots=n_slots, threads=self._threads)
+            self._graphs[key] = graph
+        return graph
+
+
+def late_experts(
+    standin: StandIn | None, layout: ExpertLayout, capture: Capture, *, threads: int, seams: Seams
+) -> LateExperts | None:
+    """``None`` where no expert can be late: without slots, or of another kind."""
+    if standin is None or not capture.chains:
+        return None
+    found, chains = capture.found, capture.chains
+    return LateExperts(standin, layout, found, chains, threads=threads, seams=seams)
 
 
 def _shape(tensors: Sequence[ExpertTensor], found: Mapping[str, Set[int]], glu: int) -> ExpertShape:

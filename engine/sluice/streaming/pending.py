@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from sluice.errors import SystemFault
 from sluice.seams import Seams, replaces
 from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertTensor
@@ -46,15 +47,31 @@ class Pending:
         self._jobs: JobsByPart = {}
         self._watched: list[tuple[ExpertTensor, int]] = []
         self._last = last or {}
-        self.is_late = False
-        """Whether all that the layer waits for is waited for after its last matmul."""
+        self._is_late = False
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
     def begin(self, layer: int) -> None:
-        """Another layer has routed."""
-        self._layer, self._jobs, self._watched, self.is_late = layer, {}, [], False
+        """Another layer has routed.
+
+        Raises:
+            SystemFault: the one before has never had what it was to wait for at its end.
+        """
+        if self._is_late and self._jobs:
+            raise SystemFault(
+                f"layer {self._layer}: the graph went on without the experts that were read late"
+            )
+        self._layer, self._jobs, self._watched, self._is_late = layer, {}, [], False
+
+    def begin_late(self) -> None:
+        """All that the layer waits for is waited for together, after its last matmul."""
+        self._is_late = True
+
+    @property
+    def is_late(self) -> bool:
+        """See :meth:`begin_late`."""
+        return self._is_late
 
     def add(self, part: str, jobs: Iterable[Job]) -> None:
         """Wait for ``jobs`` before ``part`` is used."""
@@ -68,14 +85,10 @@ class Pending:
     def submit(self, order: Iterable[str]) -> list[Job]:
         """Queue what is new and hurry what was read ahead, the part that is needed first before."""
         submitted: list[Job] = []
-        if self.is_late:  # nothing looks at a part before all are there
-            mine = [job for part in order for job in self._jobs.get(part, [])]
-            self._lanes.hurry(job for job in mine if job.is_ahead)
-            submitted = [job for job in mine if not job.is_ahead]
-            self._lanes.submit(submitted)
-            return submitted
-        for part in order:
-            jobs = self._jobs.get(part, ())
+        parts = list(order)
+        # Nothing looks at one part before all are there, where they are late.
+        for group in [parts] if self._is_late else ([part] for part in parts):
+            jobs = [job for part in group for job in self._jobs.get(part, ())]
             new = [job for job in jobs if not job.is_ahead]
             self._lanes.submit(new)
             if len(new) < len(jobs):
@@ -90,18 +103,18 @@ class Pending:
             ReadFault: a read failed.
         """
         later: Collection[str] = self._later.get(layer, ())
-        if self.is_late:
+        if self._is_late:
             order = later = tuple(order)
         for part in order:
             if part not in later:
-                self._wait_for(layer, part, counter)
+                self._wait_for(layer, [part], counter)
         # What was read ahead is not of the bytes that were asked for here.
         jobs = (j for part in later for j in self._jobs.get(part, ()) if not j.is_ahead)
         counter.overlapped_bytes += sum(job.read.needed_bytes for job in jobs)
 
     def stops_after(self, name: str) -> bool:
         """Whether compute has to stop after the node ``name``: every stop costs a start."""
-        if self.is_late and self._jobs:
+        if self._is_late and self._jobs:
             return name == self._last[self._layer]
         stop = self._stops.get(name) if self._jobs else None
         if stop is None or stop[0] != self._layer:  # a layer that was passed by waits for nothing
@@ -116,12 +129,12 @@ class Pending:
         Raises:
             ReadFault: a read failed.
         """
-        if self.is_late and name == self._last[self._layer]:
-            self._wait_for_late(counter)
+        if self._is_late and name == self._last[self._layer]:
+            self._wait_for(self._layer, list(self._jobs), counter)
             return True
         stop = self._stops.get(name)
         if stop is not None and stop[0] == self._layer:
-            self._wait_for(stop[0], stop[1], counter)
+            self._wait_for(stop[0], [stop[1]], counter)
         return stop is not None
 
     def wait_for_all(self) -> None:
@@ -131,22 +144,17 @@ class Pending:
     def cancel(self) -> None:
         """After an error: no lane may still write into what the next pass uses."""
         self._lanes.cancel(job for jobs in self._jobs.values() for job in jobs)
-        self._jobs = {}
+        self._jobs, self._is_late = {}, False
 
-    def _wait_for_late(self, counter: ReadCounter) -> None:
-        layer, parts = self._layer, self._jobs
-        self._jobs = {}
-        jobs = [job for part in parts if self._seams.waits(layer, part) for job in parts[part]]
-        if jobs:
-            counter.stall_s += self._lanes.wait(jobs)
+    def _wait_for(self, layer: int, parts: Sequence[str], counter: ReadCounter) -> None:
+        waiting: list[Job] = []
+        for part in parts:
+            jobs = self._jobs.pop(part, None)
+            if jobs and self._seams.waits(layer, part):
+                waiting += jobs
+        if waiting:
+            counter.stall_s += self._lanes.wait(waiting)
         for tensor, expert in self._watched:
-            view = self._slice_view(tensor, expert)
-            self._seams.slice_read(layer, tensor.part, expert, view)
-
-    def _wait_for(self, layer: int, part: str, counter: ReadCounter) -> None:
-        jobs = self._jobs.pop(part, None)
-        if jobs and self._seams.waits(layer, part):
-            counter.stall_s += self._lanes.wait(jobs)
-        for tensor, expert in self._watched:
-            if tensor.part == part:
-                self._seams.slice_read(layer, part, expert, self._slice_view(tensor, expert))
+            if tensor.part in parts:
+                view = self._slice_view(tensor, expert)
+                self._seams.slice_read(layer, tensor.part, expert, view)

@@ -24,7 +24,7 @@ from sluice.streaming.capture import MOE, ROUTER, ROUTING, Capture, Role
 from sluice.streaming.demand import CachedDemand, LayerReads, UncachedDemand
 from sluice.streaming.dense import DenseWeights, Progress
 from sluice.streaming.kernel_lanes import lanes_for
-from sluice.streaming.late import LateExperts
+from sluice.streaming.late import LateExperts, late_experts
 from sluice.streaming.layout import ExpertLayout
 from sluice.streaming.pages import PagedMemory
 from sluice.streaming.pending import Pending
@@ -143,6 +143,16 @@ class Streamer:
             self._settle_down()
             raise
 
+    def ends(self) -> None:
+        """A decode has ended: whatever was raised beside its last matmuls is raised now."""
+        if self._ahead is None:
+            return
+        try:
+            self._ahead.catch_up()
+        except BaseException:
+            self._settle_down()
+            raise
+
     def capture(self, build_only: Callable[[], None], layers: Iterable[int]) -> None:
         """See the experts of ``layers`` while ``build_only`` shows their graph.
 
@@ -179,8 +189,12 @@ class Streamer:
         self._place = place
         jobs = SliceJobs(self.layout, self.reader, place, self._seams)
         stops = self._capture.stops if config.overlap else {}
-        self._late = self._late_experts()
-        last = {} if self._late is None else {n: c.last for n, c in self._capture.chains.items()}
+        # Who looks at a row's experts, or changes them, wants them in order.
+        if config.overlap and not self._is_looked_at and not acts(self._seams, "routing"):
+            self._late = late_experts(
+                self._standin, self.layout, self._capture, threads=config.threads, seams=self._seams
+            )
+        last = {} if self._late is None else self._late.last
         self._pending = Pending(self.lanes, self._seams, stops, place.slice_view, last)
         reads = LayerReads(self.layout, self.reader, self._pending, self._capture.orders)
         if isinstance(place, Arena):
@@ -247,6 +261,8 @@ class Streamer:
         self.target_counter = self.head_counter = metrics.prefill
         self._n_kernel_reads = self.lanes.n_kernel_reads
         self._pending.cancel()  # the last sequence may have been broken off before its stops
+        if self._late is not None:
+            self._late.forget()
         if self._ahead is not None:
             self._ahead.begin(metrics)
         if self._whole is not None:
@@ -285,35 +301,18 @@ class Streamer:
         budget = self._budget_bytes(config, 0)
         ubatch = min(config.ubatch, config.ctx)
         slots = slot_memory(
-            config.replace(ubatch=ubatch),
-            self.layout,
-            self.plan,
-            others=self._capture.others,
-            alignment=self.reader.alignment,
-            budget_bytes=budget,
-        )
+            config.replace(ubatch=ubatch), self.layout, self.plan, others=self._capture.others,
+            alignment=self.reader.alignment, budget_bytes=budget,
+        )  # fmt: skip
         if slots is not None:
             found, top_k = self._capture.found, self.plan.n_used
             self._standin = StandIn(
-                slots,
-                self.layout,
-                found,
-                rows=ubatch,
-                top_k=top_k,
-                shown=self.shown,
+                slots, self.layout, found, rows=ubatch, top_k=top_k, shown=self.shown,
                 matmul=self._capture.matmul,
-            )
+            )  # fmt: skip
             return slots
         arena = self._arena(shared=False)
         return PagedMemory(self.layout, arena, budget)
-
-    def _late_experts(self) -> LateExperts | None:
-        standin, chains = self._standin, self._capture.chains
-        keeps_rows = self._is_looked_at or acts(self._seams, "routing")
-        if standin is None or not chains or not self.config.overlap or keeps_rows:
-            return None
-        found, threads = self._capture.found, self.config.threads
-        return LateExperts(standin, self.layout, found, chains, threads=threads, seams=self._seams)
 
     def _arena(self, *, shared: bool) -> Arena:
         """One that every expert tensor is bound to."""
@@ -343,8 +342,8 @@ class Streamer:
         if role.routes:
             self._stream(address, role.layer, counter)
         elif self._pending.wait_after(role.name, counter):
-            if self._pending.is_late and self._late is not None:
-                self._late.compute(address)
+            if self._late is not None and self._late.completes(role.name):
+                self._late.complete(address)
         elif self._ahead is not None:
             self._ahead.keep_input()
         self._charge_kernel_reads(counter)
@@ -391,6 +390,8 @@ class Streamer:
     def _settle_down(self) -> None:
         """After an error: no lane may still write into what the next pass uses."""
         self._pending.cancel()
+        if self._late is not None:
+            self._late.forget()
         if self._ahead is not None:
             self._ahead.forget()
         if self.cache is not None:

@@ -186,6 +186,20 @@ def test_what_is_dropped_is_neither_done_nor_raised(beside: Aside, graph: _Graph
     assert beside.take_back() is None
 
 
+def test_what_a_thread_that_ended_gave_can_be_dropped_by_another(
+    beside: Aside, graph: _Graph
+) -> None:
+    log, other = Log(), aside()
+    assert other is not None
+    thread = threading.Thread(target=lambda: other.give(log.work, graph.operation))
+    thread.start()
+    thread.join()
+    other.drop()
+    assert beside.give(log.work, graph.operation)
+    graph.compute()
+    assert len(log) == 1
+
+
 def test_one_thread_meets_no_barrier(beside: Aside) -> None:
     log, alone = Log(), _Graph("MUL_MAT", threads=1)
     beside.give(log.work, "MUL_MAT")

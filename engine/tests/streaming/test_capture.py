@@ -16,7 +16,7 @@ from sluice.llama import tensor as node
 from sluice.llama.graph import Graph
 from sluice.seams import Nodes as Looker
 from sluice.streaming.architectures import router_layer
-from sluice.streaming.capture import Capture, Nearer, Role, Router, logits_layer
+from sluice.streaming.capture import Capture, Chain, Nearer, Role, Router, logits_layer
 from sluice.streaming.layout import ExpertTensor
 from sluice_gates.zoo import zoo_model
 
@@ -163,6 +163,7 @@ class Passed(Looker):
 
     def __init__(self) -> None:
         self.routers: Mapping[int, Router] = {}
+        self.chains: Mapping[int, Chain] = {}
         self.addresses: list[int] = []
         self.names: list[str] = []
         self.operations: list[str] = []
@@ -207,6 +208,7 @@ def passed(opened: Callable[..., Session]) -> Callable[..., Passed]:
         session = opened(**streamed | changes, session={"nodes": looker})
         assert session.streamer is not None
         looker.routers = session.streamer._capture.routers
+        looker.chains = session.streamer._capture.chains
         session.generate([5, 6]).run()
         return looker
 
@@ -257,3 +259,22 @@ def test_a_router_that_takes_no_norm_of_such_a_sum_has_nothing_nearer(
     found = passed(model=str(zoo_model(name, tmp_path)))
     assert len(found.routers) > 1
     assert [router.nearer for router in found.routers.values()] == [None] * len(found.routers)
+
+
+@pytest.mark.parametrize(
+    ("name", "glu"),
+    [("qwen3moe", 2), ("deepseek2", 2), ("glm4moe", 2), ("dbrx", 2), ("qwen2moe", 2)],
+)
+def test_experts_of_the_usual_kind_are_a_chain(
+    passed: Callable[..., Passed], tmp_path: Path, name: str, glu: int
+) -> None:
+    found = passed(model=str(zoo_model(name, tmp_path)))
+    assert found.chains
+    assert set(found.chains) == set(found.routers)
+    for layer, chain in found.chains.items():
+        assert chain == Chain(("gate", "up", "down"), glu, f"ffn_moe_down-{layer}")
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "gemma4", "lfm2moe"])
+def test_other_experts_are_none(passed: Callable[..., Passed], tmp_path: Path, name: str) -> None:
+    assert passed(model=str(zoo_model(name, tmp_path))).chains == {}

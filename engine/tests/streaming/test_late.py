@@ -6,18 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from gguf import GGUFValueType
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
 
 from sluice.config import Config
 from sluice.decoding.session import Session
 from sluice.errors import ReadFault
+from sluice.llama import node_filter
 from sluice.seams import Nodes, Seams
 from sluice.streaming.late import LateExperts
 from sluice.streaming.reader import Channel, Read
 
 Open = Callable[..., Session]
-N = 24
+N, N_EXPERT, HEAD = 24, 8, "blk.4."
 LATE = {"moe_stream": True, "overlap": True, "cache_mb": 3, "n": N}
 
 
@@ -79,6 +81,35 @@ def test_nothing_is_late_in_a_pass_of_several_rows(opened: Open, prompt: str) ->
     assert metrics.prefill.n_late == 0
     assert metrics.prefill.n_misses
     assert metrics.decode.n_late
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_it_is_the_same_where_the_hook_is_shown_every_node(
+    opened: Open, prompt: str, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = evidence(opened(n=N), prompt)
+    monkeypatch.setattr(node_filter, "runs_here", lambda: False)
+    for cache_mb in (2, 3, 5):
+        session = opened(**{**LATE, "cache_mb": cache_mb}, predict_prefetch=ahead)
+        assert evidence(session, prompt) == right
+        assert n_late(session, prompt)
+
+
+@pytest.mark.parametrize("part", ["down", "gate", "up"])
+def test_experts_that_are_scaled_are_waited_for(
+    opened: Open, prompt: str, rewrite: Callable[..., Path], tmp_path: Path, model: Path,
+    part: str,
+) -> None:  # fmt: skip
+    tensors = [t.name for t in GGUFReader(model).tensors]
+    names = [n for n in tensors if n.endswith(f"_{part}_exps.weight") and n[:6] != HEAD]
+    scale = np.linspace(0.5, 1.5, N_EXPERT, dtype=np.float32)
+    scales = {n.replace(".weight", ".scale"): (scale, GGMLQuantizationType.F32) for n in names}
+    scaled = str(rewrite(tmp_path / "scaled.gguf", tensors=scales))
+    right = evidence(opened(model=scaled, n=N), prompt)
+    assert right != evidence(opened(n=N), prompt)
+    session = opened(**LATE, model=scaled)
+    assert evidence(session, prompt) == right
+    assert n_late(session, prompt) == 0
 
 
 class Forgets(Seams):
@@ -147,6 +178,35 @@ def test_a_late_read_that_fails_ends_the_generation_and_not_the_session(
     monkeypatch.undo()
     for _ in range(2):
         assert evidence(session, prompt) == right
+
+
+@pytest.mark.parametrize("at", [1, 2, 9])
+def test_a_pass_that_ends_between_leaves_nothing_behind(
+    opened: Open, prompt: str, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    right = evidence(opened(n=N), prompt)
+    session, left, real = opened(**LATE), [at], LateExperts.place
+
+    def place(late: LateExperts, *given: Any) -> None:
+        real(late, *given)
+        left[0] -= 1
+        if not left[0]:
+            raise ReadFault("planted")
+
+    monkeypatch.setattr(LateExperts, "place", place)
+    with pytest.raises(ReadFault, match=r"^planted$"):
+        session.generate(prompt).run()
+    for _ in range(2):
+        assert evidence(session, prompt) == right
+
+
+def test_another_budget_between_generations(opened: Open, prompt: str) -> None:
+    right = evidence(opened(n=N), prompt)
+    session = opened(**LATE)
+    for cache_mb in (5, 2, 4):
+        running = session.generate(prompt, cache_mb=cache_mb)
+        assert (running.run().ids, running.evidence().logits_sha256) == right
+        assert running.metrics.generated.n_late
 
 
 def test_a_closed_session_has_freed_its_graphs(config: Config, prompt: str) -> None:

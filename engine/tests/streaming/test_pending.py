@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sluice.errors import ReadFault
+from sluice.errors import ReadFault, SystemFault
 from sluice.seams import NO_SEAMS, Seams
 from sluice.streaming.lanes import Job, Lanes
 from sluice.streaming.layout import ExpertTensor
@@ -236,7 +236,7 @@ def test_what_is_late_is_waited_for_after_the_last_matmul(start: Start, content:
     gate = Gate()
     one, counter = pending(start(seams=gate), gate, STOPS), ReadCounter()
     jobs = filled(one)
-    one.is_late = True
+    one.begin_late()
     assert one.submit(ORDER) == list(jobs.values())
     one.wait(3, ORDER, counter)
     assert counter.overlapped_bytes == 150
@@ -254,7 +254,7 @@ def test_what_is_late_is_waited_for_after_the_last_matmul(start: Start, content:
 def test_what_is_late_has_its_stop_though_it_is_there(start: Start) -> None:
     one, counter = pending(start(), stops=STOPS), ReadCounter()
     jobs = filled(one)
-    one.is_late = True
+    one.begin_late()
     one.submit(ORDER)
     for job in jobs.values():
         job.wait()
@@ -267,8 +267,16 @@ def test_the_last_matmul_is_no_stop_where_nothing_is_late(start: Start) -> None:
     filled(one)
     assert not one.stops_after(LAST[3])
     assert not one.wait_after(LAST[3], counter)
-    one.is_late = True
-    one.begin(3)
+
+
+def test_a_layer_that_never_came_to_its_end_is_seen(start: Start) -> None:
+    one = pending(start(), stops=STOPS)
+    filled(one)
+    one.begin_late()
+    with pytest.raises(SystemFault, match=r"^layer 3: the graph went on without the experts"):
+        one.begin(4)
+    one.cancel()
+    one.begin(4)
     assert not one.is_late
 
 
@@ -276,7 +284,7 @@ def test_what_is_late_is_shown_to_the_seams(start: Start) -> None:
     watch = Watch()
     one, counter = pending(start(), watch, STOPS), ReadCounter()
     filled(one)
-    one.is_late = True
+    one.begin_late()
     one.watch([tensor(part) for part in ORDER], [5])
     one.submit(ORDER)
     one.wait(3, ORDER, counter)
@@ -288,7 +296,7 @@ def test_what_is_late_is_shown_to_the_seams(start: Start) -> None:
 def test_an_error_of_what_is_late_is_raised_at_its_stop(start: Start) -> None:
     one, counter = pending(start(), stops=STOPS), ReadCounter()
     filled(one, size=4 << 20)
-    one.is_late = True
+    one.begin_late()
     one.submit(ORDER)
     one.wait(3, ORDER, counter)
     with pytest.raises(ReadFault):

@@ -236,6 +236,19 @@ def test_an_error_beside_a_matmul_is_the_generations(
         assert run(session, prompt) == right
 
 
+def test_an_error_after_the_last_stop_is_the_generations_too(
+    opened: Open, prompt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(real: Method, ahead: ReadAhead, layer: int, *rest: Any) -> None:
+        if layer == LAYERS[-1] and "begin" in {f.name for f in traceback.extract_stack()}:
+            raise ReadFault("planted")
+        real(ahead, layer, *rest)
+
+    wrap(monkeypatch, ReadAhead, "_look", fail)
+    with pytest.raises(ReadFault, match=r"^planted$"):
+        opened(**LOOKS, n=2).generate(prompt).run()
+
+
 def test_a_file_that_changed_is_not_read_ahead_from_beside_a_matmul(
     opened: Open, config: Config, prompt: str, tmp_path: Path
 ) -> None:
