@@ -195,6 +195,7 @@ class Context:
             # keep them until a collection.
             self._entry = self._hook = None
             self.begins.clear()
+            self.ends.clear()
 
     @property
     def handle(self) -> int:
