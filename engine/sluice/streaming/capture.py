@@ -158,12 +158,13 @@ class Capture:
             )
         if router_layer(name) is not None:
             self._n_at_choice, self._is_at_experts = self._n_matmuls, False
-        if node.op(address) == MATMUL and self._n_matmuls == self._n_at_choice:
+        operation = node.op(address)
+        if operation == MATMUL and self._n_matmuls == self._n_at_choice:
             self._is_at_experts = True
-        if node.op(address) == "RMS_NORM":
+        if operation == "RMS_NORM":
             self._normed.add(sources[0])
         self._before[address] = self._n_matmuls
-        self._n_matmuls += node.op(address) == "MUL_MAT"
+        self._n_matmuls += operation == "MUL_MAT"
         if name.startswith(MOE.decode()):
             self._last = name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sluice.config import Config
+from sluice.decoding.generation import Generation
+from sluice.decoding.session import Session
 from sluice.seams import NO_SEAMS, Seams
 from sluice.streaming.arena import Arena
 from sluice.streaming.cache import ExpertCache
@@ -137,3 +141,23 @@ def kernel(make: Callable[..., SliceReader]) -> Iterator[Callable[..., KernelLan
     yield kernel_
     for one in made:
         one.close()
+
+
+@pytest.fixture
+def changed_midway(
+    opened: Callable[..., Session], config: Config, prompt: str, tmp_path: Path
+) -> Callable[..., tuple[Session, Generation]]:
+    """``changed_midway(**settings)``: the model's file has grown after three tokens of it."""
+
+    def changed(**settings: Any) -> tuple[Session, Generation]:
+        copied = tmp_path / "model.gguf"
+        shutil.copy(config.model, copied)
+        session = opened(model=str(copied), **settings)
+        generation = session.generate(prompt)
+        for _ in range(3):
+            next(generation)
+        with copied.open("ab") as out:
+            out.write(b"x")
+        return session, generation
+
+    return changed

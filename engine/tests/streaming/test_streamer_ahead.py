@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sluice.config import Config
+from sluice.decoding.generation import Generation
 from sluice.decoding.session import Session
 from sluice.errors import ReadFault
 from sluice.llama import tensor as node
@@ -174,18 +172,11 @@ def test_the_heads_layer_reads_ahead_for_nobody(opened: Open) -> None:
 
 
 def test_a_file_that_changes_between_two_tokens_is_not_read_ahead_from(
-    opened: Open, config: Config, prompt: str, tmp_path: Path
+    changed_midway: Callable[..., tuple[Session, Generation]],
 ) -> None:
     """The first read of a token is that of the embeddings' router, before any layer runs."""
-    copied = tmp_path / "model.gguf"
-    shutil.copy(config.model, copied)
-    session = opened(model=str(copied), moe_stream=True, cache_mb=2, predict_prefetch=True)
-    generation = session.generate(prompt)
-    for _ in range(3):
-        next(generation)
+    _, generation = changed_midway(moe_stream=True, cache_mb=2, predict_prefetch=True)
     n_ahead = generation.metrics.generated.n_ahead
-    with copied.open("ab") as out:
-        out.write(b"x")
     with pytest.raises(ReadFault, match="changed since it was opened"):
         generation.run()
     assert generation.metrics.generated.n_ahead <= n_ahead + TOP_K

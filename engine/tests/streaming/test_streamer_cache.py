@@ -10,7 +10,7 @@ import pytest
 
 from sluice.decoding.session import Session
 from sluice.gguf.header import Header
-from sluice.seams import Seams
+from sluice.seams import Nodes, Seams
 
 TOP_K, N_EXPERT, N_TRUNK, N_PARTS = 2, 8, 4, 3
 Open = Callable[..., Session]
@@ -161,11 +161,23 @@ class SlowAhead(Seams):
 def test_overlap_counts_nothing_that_was_read_ahead(opened: Open) -> None:
     session = opened(
         moe_stream=True, overlap=True, cache_mb=7, predict_prefetch=True, io_threads=1, n=40,
+        session={"seams": SlowAhead(), "nodes": Nodes()},  # looked at: no expert is late
+    )  # fmt: skip
+    made = session.generate("def main(").run().metrics.decode
+    assert made.n_ahead_awaited
+    # Two of the three parts of what was not read ahead, at the most.
+    assert made.overlapped_bytes < 0.7 * (made.read_bytes - made.ahead_bytes)
+
+
+def test_all_that_is_late_overlaps_and_nothing_that_was_read_ahead(opened: Open) -> None:
+    session = opened(
+        moe_stream=True, overlap=True, cache_mb=7, predict_prefetch=True, io_threads=1, n=40,
         session={"seams": SlowAhead()},
     )  # fmt: skip
     made = session.generate("def main(").run().metrics.decode
     assert made.n_ahead_awaited
-    assert made.overlapped_bytes <= made.read_bytes - made.ahead_bytes
+    assert made.n_late
+    assert 0 < made.overlapped_bytes <= made.read_bytes - made.ahead_bytes
 
 
 @pytest.mark.parametrize("sync", [True, False])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import shutil
 import traceback
 import weakref
 from collections import Counter
@@ -15,6 +14,7 @@ import pytest
 from gguf import GGUFValueType
 
 from sluice.config import Config
+from sluice.decoding.generation import Generation
 from sluice.decoding.session import Session
 from sluice.errors import ReadFault
 from sluice.llama import aside as aside_module
@@ -250,18 +250,11 @@ def test_an_error_after_the_last_stop_is_the_generations_too(
 
 
 def test_a_file_that_changed_is_not_read_ahead_from_beside_a_matmul(
-    opened: Open, config: Config, prompt: str, tmp_path: Path
+    changed_midway: Callable[..., tuple[Session, Generation]], prompt: str
 ) -> None:
     """The first read of a token is that of the embeddings' router."""
-    copied = tmp_path / "model.gguf"
-    shutil.copy(config.model, copied)
-    session = opened(model=str(copied), **LOOKS)
-    generation = session.generate(prompt)
-    for _ in range(3):
-        next(generation)
+    session, generation = changed_midway(**LOOKS)
     n_ahead = generation.metrics.generated.n_ahead
-    with copied.open("ab") as out:
-        out.write(b"x")
     with pytest.raises(ReadFault, match="changed since it was opened") as fault:
         generation.run()
     assert where(fault.value) >= {"begin", "_start", "check_unchanged"}
